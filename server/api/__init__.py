@@ -1,0 +1,1 @@
+"""HTTP: parse, check, answer. The only room that knows fastapi, starlette, sse_starlette and pydantic."""

@@ -1,0 +1,1 @@
+"""Messages and text: templates in, deltas out. No HTTP, no model, no threads."""

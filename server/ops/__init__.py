@@ -1,0 +1,1 @@
+"""For operators: metrics, logs, the benchmark. Never prompt text."""
