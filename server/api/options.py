@@ -22,12 +22,13 @@ class GenerationDefaults:
 
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     max_tokens: int = -1  # -1: until the context is full
-    n_probs: int = 0
+    cache_prompt: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class CorsOptions:
-    """Cross-origin rules. `*` in `origins` allows every origin (with credentials the caller's own is echoed)."""
+    """Cross-origin rules. `*` in `origins` allows every origin (with credentials the caller's own is echoed back),
+    `localhost` allows any origin on this machine, whatever its port."""
 
     origins: tuple[str, ...] = ("*",)
     methods: tuple[str, ...] = ("GET", "POST", "DELETE", "OPTIONS")
@@ -47,7 +48,7 @@ class TlsOptions:
 class HttpOptions:
     """How the HTTP side listens and answers. Times are seconds, sizes bytes."""
 
-    hosts: tuple[str, ...] = ("127.0.0.1",)  # addresses or host names; an entry that ends in .sock is a unix socket's path
+    hosts: tuple[str, ...] = ("127.0.0.1",)  # names or addresses; one that ends in .sock: a unix socket's path
     port: int = 8080  # 0: any free port; unused by unix sockets
     prefix: str = ""  # put before every route: "" or "/name", never a trailing slash
     model_names: tuple[str, ...] = ()  # never empty once the command line is through; the first is the model's id
