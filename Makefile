@@ -59,5 +59,5 @@ $(STAMPS)/llama: $(STAMPS)/venv scripts/build_llama requirements-build.txt requi
 	@touch $@
 
 $(STAMPS)/demo: $(STAMPS)/venv requirements-demo.txt
-	scripts/pip $(PYTHON) requirements-demo.txt --no-deps
+	scripts/pip $(PYTHON) requirements-demo.txt
 	@touch $@
