@@ -1,0 +1,1 @@
+"""Bytes on disk: what a model path means, and later downloads and bundles."""
