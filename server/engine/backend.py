@@ -1,0 +1,92 @@
+"""The seam between the step loop and llama.cpp. `LlamaBackend` is the real one; tests/support has a scripted one.
+
+One thread uses a backend. The only exceptions are the vocabulary questions (`tokenize`, `detokenize`, `piece`,
+`is_end`): they read constant data and may be asked from the input thread while a decode runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Protocol
+
+from server.engine.messages import Job, ModelFacts, Span, TokenLogprob
+
+
+class Logits(Enum):
+    """Which rows of a piece yield logits."""
+
+    NONE = auto()
+    LAST = auto()
+    ALL = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A run of tokens of one sequence at consecutive positions, `start` on."""
+
+    sequence: int
+    start: int
+    tokens: list[int]
+    logits: Logits
+
+
+class DecodeStatus(Enum):
+    OK = auto()
+    NO_ROOM = auto()  # llama_decode 1: nothing was stored; free cells or send less
+    ABORTED = auto()  # llama_decode 2
+    FAILED = auto()  # < 0: the batch is invalid or the computation failed
+
+
+class Sampler(Protocol):
+    """The chain of one job. Rows are indices into the last decoded batch's tokens."""
+
+    def sample(self, row: int) -> int:
+        """Choose and accept the next token from the logits of `row`."""
+        ...
+
+    def logprobs(self, row: int, token: int, n_top: int) -> TokenLogprob:
+        """Log-probability of `token`, just sampled from `row`, and the `n_top` likeliest tokens."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Backend(Protocol):
+    @property
+    def facts(self) -> ModelFacts: ...
+
+    # vocabulary: constant, callable from any thread
+    def tokenize(self, spans: list[Span], *, add_special: bool) -> list[int]: ...
+    def detokenize(self, tokens: list[int], *, show_special: bool) -> str: ...
+    def piece(self, token: int, *, show_special: bool) -> bytes: ...
+    def is_end(self, token: int) -> bool: ...
+
+    # one step
+    def decode(self, pieces: list[Piece]) -> DecodeStatus:
+        """Run one batch; at most n_batch tokens in all. Row i of the batch is the i-th token of the joined pieces."""
+        ...
+
+    def sampler(self, job: Job) -> Sampler:
+        """Build the chain of a job and feed it the prompt (penalties and DRY look back at it).
+        Raises InvalidRequest, with the reason, when the grammar or an option cannot be used."""
+        ...
+
+    # the cache, by sequence id (0 .. n_slots - 1)
+    def keep(self, sequence: int, n_tokens: int) -> bool:
+        """Drop all positions from `n_tokens` on. False: the memory cannot roll back partially, nothing was dropped."""
+        ...
+
+    def copy(self, source: int, target: int, n_tokens: int) -> bool:
+        """Make `target` (cleared first) hold the first `n_tokens` of `source`. False: not possible in this cache."""
+        ...
+
+    def length(self, sequence: int) -> int:
+        """Tokens the memory really holds for a sequence (last position + 1)."""
+        ...
+
+    def warm_up(self) -> None:
+        """Decode once at full width, then clear the memory. Raises LoadError when it does not fit."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,355 @@
+"""The engine: jobs in, events out, one batch a step. Synchronous; the process around it only moves messages.
+
+step:  resume followers → admit → plan rows → decode → sample → events
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+from server.engine.admission import Admission
+from server.engine.backend import Backend, DecodeStatus, Logits, Piece
+from server.engine.messages import (
+    Counters,
+    FailureKind,
+    Finished,
+    FinishReason,
+    Job,
+    JobEvent,
+    Progress,
+    SlotState,
+    Snapshot,
+    Started,
+)
+from server.engine.options import SchedulerOptions
+from server.engine.run import Run
+from server.engine.scheduler import Reader, StepClock, plan_step
+from server.engine.slots import Slot
+from server.errors import EngineFailure, RequestError
+
+# So many decode failures in a row mean that the context is beyond help: the process is to be started anew.
+MAX_FAILED_STEPS = 3
+
+
+class Engine:
+    """Owns the slots and the queue. `backend` must be used by nobody else. Every submitted job ends in exactly one
+    Finished or Failed event. `clock` returns seconds, monotone."""
+
+    def __init__(
+        self, backend: Backend, options: SchedulerOptions, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        facts = backend.facts
+        self._backend = backend
+        self._options = options
+        self._now = clock
+        self._slots = [Slot(i, facts.n_ctx_seq) for i in range(facts.n_slots)]
+        self._admission = Admission(
+            self._slots, backend, unified=facts.kv_unified, min_similarity=options.slot_prompt_similarity
+        )
+        self._clock = StepClock(options.max_stall_ms, facts.n_batch, facts.n_ubatch)
+        self._waiting: deque[Run] = deque()
+        self._outbox: list[JobEvent] = []
+        self._counts = {field: 0.0 if "_ms" in field else 0 for field in Counters.__struct_fields__}
+        self._step = 0
+        self._step_ms = 0.0
+        self._failed_steps = 0
+
+    # ── the four verbs ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def submit(self, job: Job) -> None:
+        """Queue a job. Whatever is wrong with it is told by a Failed event of the next step."""
+        self._counts["jobs_submitted"] += 1
+        run = Run.of(job, self._now())
+        n_ctx = self._backend.facts.n_ctx_seq
+        if not 0 < len(job.tokens) < n_ctx:
+            message = f"the prompt has {len(job.tokens)} tokens; it must have at least 1 and fewer than {n_ctx}"
+            self._fail(run, FailureKind.INVALID, message)
+            return
+        self._waiting.append(run)
+
+    def cancel(self, job_id: int) -> None:
+        """End a job, queued or running. Its slot is free at once and keeps what was read. Unknown ids are ignored:
+        the job may just have ended."""
+        for run in self._waiting:
+            if run.job.id == job_id:
+                self._waiting.remove(run)
+                self._cancelled(run)
+                return
+        for slot in self._slots:
+            if slot.run is not None and slot.run.job.id == job_id:
+                run = slot.run
+                slot.release(self._step)
+                self._cancelled(run)
+                return
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._outbox or self._waiting) or any(slot.run is not None for slot in self._slots)
+
+    def step(self) -> list[JobEvent]:
+        """Run one batch, if there is anything to run, and return what happened since the last step.
+
+        Raises EngineFailure when llama.cpp fails again and again; the process should then end.
+        """
+        self._step += 1
+        for slot in self._slots:
+            if slot.state is SlotState.WAITING:
+                self._admission.resume(slot)
+        self._admit()
+        pieces = self._plan()
+        if pieces:
+            self._run_batch(pieces)
+        events, self._outbox = self._outbox, []
+        return events
+
+    def snapshot(self) -> Snapshot:
+        used = sum(len(slot.tokens) for slot in self._slots)
+        facts = self._backend.facts
+        return Snapshot(
+            slots=[slot.view() for slot in self._slots],
+            n_waiting=len(self._waiting),
+            counters=Counters(**self._counts),  # type: ignore[arg-type]
+            cells_total=facts.n_ctx,
+            cells_used=min(used, facts.n_ctx),
+            step_ms=self._step_ms,
+            prefill_tokens_per_s=self._clock.prefill_tokens_per_s,
+        )
+
+    # ── admit ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _admit(self) -> None:
+        for run in list(self._waiting):
+            if run.preempted and not self._has_room_again(run):
+                return
+            slot = self._admission.choose(run)
+            if slot is None:
+                if run.job.slot is None:
+                    return
+                continue  # it waits for one slot; those behind it need not
+            self._waiting.remove(run)
+            if run.sampler is None:
+                try:
+                    run.sampler = self._backend.sampler(run.job)
+                except RequestError as error:
+                    self._fail(run, FailureKind.INVALID, error.message)
+                    continue
+            self._admission.place(run, slot)
+
+    def _has_room_again(self, run: Run) -> bool:
+        """A run that was swapped out comes back when it fits beside those that pushed it out."""
+        others = [len(slot.tokens) + 1 for slot in self._slots if slot.run is not None]
+        facts = self._backend.facts
+        return not others or sum(others) + len(run.tokens) + facts.n_ubatch <= facts.n_ctx
+
+    # ── plan ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _plan(self) -> list[Piece]:
+        for slot in self._slots:
+            if slot.state is SlotState.GENERATING and len(slot.tokens) >= slot.n_ctx:
+                self._end(slot, FinishReason.LENGTH, truncated=True)
+        generating = [slot for slot in self._slots if slot.state is SlotState.GENERATING]
+        pieces = [Piece(slot.id, len(slot.tokens), [_next_token(slot)], Logits.LAST) for slot in generating]
+        if generating and not self._options.cont_batching:
+            return pieces
+        reading = sorted(
+            (slot for slot in self._slots if slot.state is SlotState.PREFILL), key=lambda slot: _run(slot).submitted_at
+        )
+        shares = plan_step(
+            len(generating),
+            [Reader(slot.id, slot.n_to_read) for slot in reading],
+            self._backend.facts.n_batch,
+            self._clock.prompt_cap(len(generating)),
+        )
+        for share in shares:
+            slot = self._slots[share.slot]
+            start = len(slot.tokens)
+            end = start + share.n_tokens
+            tokens = _run(slot).tokens
+            logits = Logits.LAST if end == len(tokens) else Logits.NONE
+            pieces.append(Piece(slot.id, start, tokens[start:end], logits))
+            self._announce(slot)
+        return pieces
+
+    def _announce(self, slot: Slot) -> None:
+        run = _run(slot)
+        if run.started_at is not None:
+            return
+        run.started_at = self._now()
+        queue_ms = (run.started_at - run.submitted_at) * 1e3
+        self._counts["prompt_cached_tokens"] += run.n_cached
+        self._outbox.append(Started(run.job.id, slot.id, run.n_prompt, run.n_cached, queue_ms))
+        if run.job.report_progress:
+            self._outbox.append(Progress(run.job.id, run.n_prompt, run.n_cached, run.n_cached, 0.0))
+
+    # ── decode ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _run_batch(self, planned: list[Piece]) -> None:
+        begun = self._now()
+        pieces = self._decode(planned)
+        now = self._now()
+        self._step_ms = (now - begun) * 1e3
+        if not pieces:
+            return
+        generating = {slot.id for slot in self._slots if slot.state is SlotState.GENERATING}
+        n_generating = sum(1 for piece in pieces if piece.sequence in generating)
+        n_prompt = sum(len(piece.tokens) for piece in pieces if piece.sequence not in generating)
+        self._clock.measured(n_generating, n_prompt, self._step_ms)
+        self._counts["n_decode"] += 1
+        self._counts["n_busy_slots"] += len(pieces)
+        self._counts["prompt_tokens"] += n_prompt
+        row = 0
+        for piece in pieces:
+            row += len(piece.tokens)
+            self._advance(self._slots[piece.sequence], piece, row - 1)
+
+    def _decode(self, pieces: list[Piece]) -> list[Piece]:
+        """Decode, making room as often as it takes. Returns the pieces that are in the cache now, perhaps none."""
+        while pieces:
+            status = self._backend.decode(pieces)
+            if status is DecodeStatus.OK:
+                self._failed_steps = 0
+                return pieces
+            if status is DecodeStatus.NO_ROOM:
+                self._counts["cache_full"] += 1
+                pieces = self._make_room(pieces)
+                continue
+            self._decode_failed(pieces, status)
+            return []
+        return []
+
+    def _make_room(self, pieces: list[Piece]) -> list[Piece]:
+        """What to try next: the same batch after dropping an idle sequence, else a smaller one, else one run less."""
+        idle = [slot for slot in self._slots if slot.run is None and slot.tokens]
+        if idle:
+            self._admission.clear(min(idle, key=lambda slot: slot.last_used))
+            self._counts["evicted"] += 1
+            return pieces
+        prompts = [piece for piece in pieces if self._slots[piece.sequence].state is SlotState.PREFILL]
+        if prompts:
+            rest = [piece for piece in pieces if self._slots[piece.sequence].state is not SlotState.PREFILL]
+            if rest:
+                return rest  # those who generate go on; what they free at their end serves the prompts
+            if sum(len(piece.tokens) for piece in prompts) > 1:
+                return _halve(prompts)
+        newest = max((slot for slot in self._slots if slot.run is not None), key=lambda slot: _run(slot).submitted_at)
+        if sum(1 for slot in self._slots if slot.run is not None) == 1:
+            # Alone and still no room: this is the end of the context, whatever its nominal size.
+            if newest.state is SlotState.GENERATING:
+                self._end(newest, FinishReason.LENGTH, truncated=True)
+            else:
+                run = _run(newest)
+                self._admission.clear(newest)
+                newest.release(self._step)
+                self._fail(
+                    run, FailureKind.CONTEXT_FULL, "the cache has no room for the prompt; use a larger --ctx-size"
+                )
+            return []
+        self._preempt(newest)
+        return [piece for piece in pieces if piece.sequence != newest.id]
+
+    def _preempt(self, slot: Slot) -> None:
+        """Back to the head of the queue with all that was generated; it is read again when there is room."""
+        run = _run(slot)
+        if run.next_token is not None:
+            run.tokens = [*slot.tokens, run.next_token]
+            run.next_token = None
+        run.preempted = True
+        self._admission.clear(slot)
+        slot.release(self._step)
+        self._waiting.appendleft(run)
+        self._counts["preempted"] += 1
+
+    def _decode_failed(self, pieces: list[Piece], status: DecodeStatus) -> None:
+        self._failed_steps += 1
+        for piece in pieces:
+            slot = self._slots[piece.sequence]
+            run = _run(slot)
+            self._admission.clear(slot)
+            slot.release(self._step)
+            self._fail(run, FailureKind.ENGINE, f"llama.cpp could not compute the batch ({status.name.lower()})")
+        if self._failed_steps >= MAX_FAILED_STEPS:
+            raise EngineFailure(f"{self._failed_steps} batches in a row could not be computed")
+
+    # ── sample ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _advance(self, slot: Slot, piece: Piece, row: int) -> None:
+        """The piece is in the cache: account for it and, where it yields logits, sample."""
+        run = _run(slot)
+        slot.tokens += piece.tokens
+        self._counts["n_tokens_max"] = max(self._counts["n_tokens_max"], len(slot.tokens))
+        now = self._now()
+        if slot.state is SlotState.PREFILL:
+            if run.prompt_done_at is None:
+                run.n_prompt_decoded += len(piece.tokens)
+            if run.job.report_progress and run.started_at is not None:
+                time_ms = (now - run.started_at) * 1e3
+                self._outbox.append(Progress(run.job.id, run.n_prompt, run.n_cached, len(slot.tokens), time_ms))
+        if piece.logits is Logits.NONE:
+            return
+        if slot.state is SlotState.PREFILL:
+            slot.state = SlotState.GENERATING
+            if run.job.max_tokens == 0:
+                run.prompt_done_at = now
+                self._end(slot, FinishReason.LENGTH)
+                return
+        assert run.sampler is not None
+        events = run.accept(run.sampler.sample(row), row, self._backend, self._now())
+        self._outbox += events
+        if events and isinstance(events[-1], Finished):
+            self._close(slot)
+
+    # ── ends ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _end(self, slot: Slot, reason: FinishReason, *, truncated: bool = False) -> None:
+        self._outbox += _run(slot).end(reason, self._now(), truncated=truncated)
+        self._close(slot)
+
+    def _close(self, slot: Slot) -> None:
+        run = _run(slot)
+        slot.release(self._step)
+        self._counts["jobs_finished"] += 1
+        self._account(run)
+
+    def _cancelled(self, run: Run) -> None:
+        self._outbox.append(run.fail(FailureKind.CANCELLED, "the client left", self._now()))
+        self._counts["jobs_cancelled"] += 1
+        self._account(run)
+
+    def _fail(self, run: Run, kind: FailureKind, message: str) -> None:
+        self._outbox.append(run.fail(kind, message, self._now()))
+        self._counts["jobs_failed"] += 1
+        self._account(run)
+
+    def _account(self, run: Run) -> None:
+        timings = run.timings(self._now())
+        self._counts["prompt_ms"] += timings.prompt_ms
+        self._counts["predicted_tokens"] += timings.predicted_n
+        self._counts["predicted_ms"] += timings.predicted_ms
+        run.close()
+
+
+def _run(slot: Slot) -> Run:
+    assert slot.run is not None
+    return slot.run
+
+
+def _next_token(slot: Slot) -> int:
+    token = _run(slot).next_token
+    assert token is not None
+    return token
+
+
+def _halve(pieces: list[Piece]) -> list[Piece]:
+    """The first half of the tokens of a batch of prompts; a piece that is cut yields no logits."""
+    room = sum(len(piece.tokens) for piece in pieces) // 2
+    half: list[Piece] = []
+    for piece in pieces:
+        n = min(room, len(piece.tokens))
+        room -= n
+        if n == len(piece.tokens):
+            half.append(piece)
+        elif n:
+            half.append(Piece(piece.sequence, piece.start, piece.tokens[:n], Logits.NONE))
+    return half

@@ -1,0 +1,365 @@
+"""What crosses the border between the HTTP process and the engine process.
+
+Commands go in, events come out. All are frozen structs, encoded as msgpack frames by `engine/wire.py`. Times are
+milliseconds, counts are tokens. No roles, no tools, no JSON bodies: the engine knows tokens and text only.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, array_like=False):
+    """Base of everything that travels; the class name is the tag on the wire."""
+
+
+# ── what one job asks for ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class SamplingOptions(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How the next token is chosen. Names, defaults and meaning are llama.cpp's (common/common.h)."""
+
+    seed: int = -1  # -1: a random seed
+    temperature: float = 0.8  # <= 0: greedy
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
+    top_k: int = 40  # <= 0: whole vocabulary
+    top_p: float = 0.95
+    min_p: float = 0.05
+    typical_p: float = 1.0
+    top_n_sigma: float = -1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    min_keep: int = 0
+    repeat_penalty: float = 1.0
+    repeat_last_n: int = 64  # -1: whole context
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    mirostat: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    adaptive_target: float = -1.0
+    adaptive_decay: float = 0.9
+    samplers: tuple[str, ...] = (
+        "penalties",
+        "dry",
+        "top_n_sigma",
+        "top_k",
+        "typ_p",
+        "top_p",
+        "min_p",
+        "xtc",
+        "temperature",
+    )
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, bias); -inf bans the token
+    ignore_eos: bool = False
+    grammar: str | None = None  # GBNF
+
+
+class Job(Message, frozen=True):
+    """One sequence to continue. `n` choices are `n` jobs that name the first as `same_prompt_as`."""
+
+    id: int
+    tokens: list[int]  # the whole prompt, never empty
+    sampling: SamplingOptions = SamplingOptions()
+    max_tokens: int = -1  # -1: until the context is full
+    stop: tuple[str, ...] = ()
+    n_logprobs: int | None = None  # None: none; 0: of the chosen token only; k: and the k likeliest
+    post_sampling_probs: bool = False
+    time_limit_ms: float | None = None  # generation time after which the job stops with LENGTH
+    cache_prompt: bool = True
+    slot: int | None = None  # run in this slot only (id_slot)
+    same_prompt_as: int | None = None  # job whose prefill this one waits for and shares
+    report_progress: bool = False  # send Progress events while the prompt is read
+    show_special: bool = False  # control tokens appear in the text
+
+
+# ── commands ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Submit(Message, frozen=True):
+    job: Job
+
+
+class Cancel(Message, frozen=True):
+    job_id: int
+
+
+class Span(msgspec.Struct, frozen=True):
+    """A piece of prompt text. `special`: the text of control tokens in it means those tokens."""
+
+    text: str
+    special: bool
+
+
+class Tokenize(Message, frozen=True):
+    call_id: int
+    spans: list[Span]
+    add_special: bool  # let the vocabulary add BOS / EOS as its metadata says
+
+
+class Detokenize(Message, frozen=True):
+    call_id: int
+    tokens: list[int]
+    show_special: bool = True
+
+
+class TokenPieces(Message, frozen=True):
+    """Ask for the bytes of single tokens."""
+
+    call_id: int
+    tokens: list[int]
+
+
+class Stop(Message, frozen=True):
+    """End the engine process now; running jobs are failed by the client side."""
+
+
+Command = Submit | Cancel | Tokenize | Detokenize | TokenPieces | Stop
+
+
+# ── events ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class FinishReason(StrEnum):
+    END_OF_TURN = "eos"  # an end-of-generation token
+    STOP_TEXT = "word"  # one of Job.stop
+    LENGTH = "limit"  # max_tokens, time limit or context full
+
+
+class FailureKind(StrEnum):
+    INVALID = "invalid"  # the request is at fault (a grammar that cannot be parsed, say)
+    ENGINE = "engine"  # the decode failed or the engine died
+    CONTEXT_FULL = "context_full"  # the shared cache cannot hold the job
+    CANCELLED = "cancelled"  # the client left
+
+
+class Timings(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Counts and clocks of one job. The clock of the prompt starts when the job's first token enters a batch, that of
+    the prediction when the decode that yields the first token has returned (llama.cpp's server_slot_stats)."""
+
+    cache_n: int = 0  # prompt tokens taken from the cache
+    prompt_n: int = 0  # prompt tokens decoded
+    prompt_ms: float = 0.0
+    predicted_n: int = 0  # generated tokens, the end token included
+    predicted_ms: float = 0.0
+    draft_n: int = 0
+    draft_n_accepted: int = 0
+    queue_ms: float = 0.0  # from submit to the first batch
+
+
+class TopToken(msgspec.Struct, frozen=True):
+    token: int
+    piece: bytes
+    logprob: float  # natural logarithm; a probability where post_sampling_probs was asked
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    token: int
+    piece: bytes
+    logprob: float
+    top: list[TopToken] = []
+
+
+class Started(Message, frozen=True):
+    """The job has a slot and its first batch is about to run."""
+
+    job_id: int
+    slot: int
+    n_prompt: int
+    n_cached: int
+    queue_ms: float
+
+
+class Progress(Message, frozen=True):
+    job_id: int
+    n_prompt: int
+    n_cached: int
+    n_processed: int  # cached tokens included
+    time_ms: float
+
+
+class Text(Message, frozen=True):
+    """Valid UTF-8 that is final: nothing held back for a stop string or half a character is in it. `tokens` are the
+    tokens sampled since the last Text of this job, `logprobs` one entry each where asked."""
+
+    job_id: int
+    text: str
+    tokens: list[int]
+    timings: Timings
+    logprobs: list[TokenLogprob] = []
+
+
+class Finished(Message, frozen=True):
+    job_id: int
+    reason: FinishReason
+    timings: Timings
+    stop_text: str = ""  # the stop string that was met
+    truncated: bool = False  # the context was full
+
+
+class Failed(Message, frozen=True):
+    job_id: int
+    kind: FailureKind
+    message: str
+    timings: Timings = Timings()
+
+
+class Tokens(Message, frozen=True):
+    """Answer to Tokenize."""
+
+    call_id: int
+    tokens: list[int]
+
+
+class Detokenized(Message, frozen=True):
+    call_id: int
+    text: str
+
+
+class Pieces(Message, frozen=True):
+    call_id: int
+    pieces: list[bytes]
+
+
+class CallFailed(Message, frozen=True):
+    """A Tokenize, Detokenize or TokenPieces could not be answered."""
+
+    call_id: int
+    message: str
+
+
+class Loading(Message, frozen=True):
+    progress: float  # 0..1
+    phase: str  # "loading the model", "creating the context", "warming up"
+
+
+class DeviceInfo(msgspec.Struct, frozen=True):
+    name: str
+    description: str
+    kind: str  # "cpu", "gpu", "igpu", "accel"
+    free_bytes: int
+    total_bytes: int
+
+
+class ModelFacts(msgspec.Struct, frozen=True):
+    """What llama.cpp reports after load; never computed from flags."""
+
+    description: str
+    architecture: str
+    n_ctx: int  # cells in all
+    n_ctx_seq: int  # tokens one request may use, prompt and answer
+    n_ctx_train: int
+    n_slots: int
+    n_batch: int
+    n_ubatch: int
+    n_vocab: int
+    vocab_type: int
+    n_embd: int
+    n_params: int
+    size_bytes: int
+    ftype: str
+    kv_unified: bool
+    split_mode: str  # the effective one
+    n_gpu_layers: int
+    devices: list[DeviceInfo]
+    chat_template: str | None
+    bos_text: str
+    eos_text: str
+    adds_bos: bool
+    control_texts: list[str]  # the texts of all control tokens of the vocabulary
+    build_info: str  # "b<number>-<commit>"; also system_fingerprint
+    warnings: list[str] = []
+
+
+class Ready(Message, frozen=True):
+    facts: ModelFacts
+    load_ms: float
+
+
+class LoadFailed(Message, frozen=True):
+    message: str
+
+
+class SlotState(StrEnum):
+    IDLE = "idle"
+    WAITING = "waiting"  # for another slot to read the shared prompt
+    PREFILL = "prefill"
+    GENERATING = "generating"
+
+
+class SlotView(msgspec.Struct, frozen=True):
+    id: int
+    state: SlotState
+    n_ctx: int
+    job_id: int | None = None
+    n_prompt: int = 0
+    n_processed: int = 0  # prompt tokens in the cache, reused ones included
+    n_cached: int = 0
+    n_decoded: int = 0  # generated tokens
+    n_kept: int = 0  # tokens the slot's sequence holds
+
+
+class Counters(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Monotone since the engine started."""
+
+    n_decode: int = 0  # llama_decode calls
+    n_busy_slots: int = 0  # sum over decode calls of the slots in the batch
+    prompt_tokens: int = 0  # prompt tokens decoded
+    prompt_cached_tokens: int = 0  # prompt tokens reused
+    prompt_ms: float = 0.0
+    predicted_tokens: int = 0
+    predicted_ms: float = 0.0
+    jobs_submitted: int = 0
+    jobs_finished: int = 0
+    jobs_failed: int = 0
+    jobs_cancelled: int = 0
+    cache_full: int = 0  # decode calls that found no room
+    preempted: int = 0
+    evicted: int = 0  # idle sequences dropped for room
+    n_tokens_max: int = 0  # largest number of tokens one sequence held
+
+
+class Snapshot(Message, frozen=True):
+    """State of the engine at the end of a step; pushed, so that reading it never waits for a decode."""
+
+    slots: list[SlotView]
+    n_waiting: int
+    counters: Counters
+    cells_total: int
+    cells_used: int
+    step_ms: float  # length of the last step
+    prefill_tokens_per_s: float  # measured; 0 before the first prompt
+
+
+class Heartbeat(Message, frozen=True):
+    """Sent by the engine's input thread once a second, decode running or not."""
+
+    in_step_ms: float  # how long the current step has been running; 0 between steps
+    n_steps: int
+
+
+Event = (
+    Started
+    | Progress
+    | Text
+    | Finished
+    | Failed
+    | Tokens
+    | Detokenized
+    | Pieces
+    | CallFailed
+    | Loading
+    | Ready
+    | LoadFailed
+    | Snapshot
+    | Heartbeat
+)
+JobEvent = Started | Progress | Text | Finished | Failed

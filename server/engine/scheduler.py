@@ -1,0 +1,110 @@
+"""Which slot gets how many rows of the next batch, and how many prompt tokens a step may carry.
+
+Both are pure: `plan_step` maps numbers to numbers, `StepClock` is fed measurements and asked for a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """A slot that still has `n_remaining` prompt tokens to read, in order of arrival."""
+
+    slot: int
+    n_remaining: int
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    slot: int
+    n_tokens: int
+
+
+# A long prompt keeps this part of an equal share whatever arrives behind it; the rest goes to the prompts that are
+# done soonest, because finishing one prompt after the other has the shorter mean wait.
+GUARANTEED_SHARE = 0.25
+
+
+def plan_step(n_generating: int, readers: Sequence[Reader], n_batch: int, prompt_cap: int) -> list[Share]:
+    """Share what generating slots leave of a batch between the prompts.
+
+    `n_generating` rows are taken first. The prompts get at most `prompt_cap` tokens together, at least one where
+    the batch has room. Every reader advances by at least one token where the room allows it; with less room than
+    readers the earliest arrivals go first. Result: shares in order of arrival, none empty.
+    """
+    room = min(n_batch - n_generating, max(prompt_cap, 1))
+    if room <= 0 or not readers:
+        return []
+    floor = max(1, int(room / len(readers) * GUARANTEED_SHARE))
+    given: dict[int, int] = {}
+    for reader in readers:
+        n = min(floor, reader.n_remaining, room)
+        given[reader.slot] = n
+        room -= n
+    for reader in sorted(readers, key=lambda r: r.n_remaining):
+        n = min(reader.n_remaining - given[reader.slot], room)
+        given[reader.slot] += n
+        room -= n
+    return [Share(reader.slot, given[reader.slot]) for reader in readers if given[reader.slot] > 0]
+
+
+class StepClock:
+    """Sizes prompt chunks from the measured speed of earlier steps.
+
+    While anybody generates, a step shall last `max_stall_ms`. While nobody does, it may be a full batch, but no longer
+    than `IDLE_STEP_MS`, so that a job that arrives meanwhile, or a client that leaves, does not wait for a whole batch
+    on a slow machine; chunks are then whole micro-batches, which cost nothing in speed.
+    """
+
+    IDLE_STEP_MS = 2000.0
+    FIRST_CHUNK = 32  # tokens, before anything was measured
+    _WEIGHT = 0.5  # of the newest measurement
+
+    __slots__ = ("_alone_ms", "_max_stall_ms", "_mixed_ms", "_n_batch", "_n_ubatch")
+
+    def __init__(self, max_stall_ms: float, n_batch: int, n_ubatch: int) -> None:
+        self._max_stall_ms = max_stall_ms
+        self._n_batch = n_batch
+        self._n_ubatch = min(n_ubatch, n_batch)
+        self._alone_ms: float | None = None  # per prompt token in steps without generating rows
+        self._mixed_ms: float | None = None  # per prompt token in steps with them, their cost included
+
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        """Measured while nobody generated; 0 before the first prompt."""
+        return 1e3 / self._alone_ms if self._alone_ms else 0.0
+
+    def prompt_cap(self, n_generating: int) -> int:
+        """Most prompt tokens for the next step, at least 1."""
+        if n_generating == 0:
+            if self._alone_ms is None:
+                return self._n_ubatch
+            n = self._tokens_within(self.IDLE_STEP_MS, self._alone_ms)
+            return min(self._n_batch, max(n // self._n_ubatch, 1) * self._n_ubatch)
+        per_token_ms = self._mixed_ms if self._mixed_ms is not None else self._alone_ms
+        if per_token_ms is None:
+            return self.FIRST_CHUNK
+        return max(1, self._tokens_within(self._max_stall_ms, per_token_ms))
+
+    def measured(self, n_generating: int, n_prompt: int, step_ms: float) -> None:
+        """Tell what a step took that carried `n_prompt` prompt tokens and `n_generating` generating rows."""
+        if n_prompt <= 0 or step_ms <= 0:
+            return
+        per_token_ms = step_ms / n_prompt
+        if n_generating == 0:
+            if n_prompt >= min(16, self._n_ubatch):  # the fixed cost of a tiny batch says nothing about speed
+                self._alone_ms = self._blend(self._alone_ms, per_token_ms)
+            return
+        # A short rest of a prompt beside many generating rows would look very slow; it may only count as such
+        # when it filled a fair part of what it was allowed.
+        if n_prompt * 2 >= self.prompt_cap(n_generating) or per_token_ms < (self._mixed_ms or float("inf")):
+            self._mixed_ms = self._blend(self._mixed_ms, per_token_ms)
+
+    def _tokens_within(self, budget_ms: float, per_token_ms: float) -> int:
+        return int(min(float(self._n_batch), budget_ms / per_token_ms))
+
+    def _blend(self, old: float | None, new: float) -> float:
+        return new if old is None else old + self._WEIGHT * (new - old)
