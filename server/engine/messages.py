@@ -139,6 +139,7 @@ class FailureKind(StrEnum):
     ENGINE = "engine"  # the decode failed or the engine died
     CONTEXT_FULL = "context_full"  # the shared cache cannot hold the job
     CANCELLED = "cancelled"  # the client left
+    UNAVAILABLE = "unavailable"  # the engine died before the job had started: nothing was lost, ask again
 
 
 class Timings(msgspec.Struct, frozen=True, omit_defaults=True):

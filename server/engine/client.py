@@ -1,0 +1,307 @@
+"""The HTTP side's view of the engine: questions, jobs as streams of events, and what state the engine is in.
+
+Lives on the event loop; nothing here blocks, and delivery to a slow reader never holds up another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Self
+
+from server.engine.messages import (
+    CallFailed,
+    Cancel,
+    Detokenize,
+    Detokenized,
+    Event,
+    Failed,
+    FailureKind,
+    Finished,
+    Heartbeat,
+    Job,
+    JobEvent,
+    LoadFailed,
+    Loading,
+    ModelFacts,
+    Pieces,
+    Ready,
+    Snapshot,
+    Span,
+    Started,
+    Stop,
+    Submit,
+    Tokenize,
+    TokenPieces,
+    Tokens,
+)
+from server.engine.wire import decode_events, encode_frame, read_frame
+from server.errors import InvalidRequest, QueueFull, Unavailable
+
+
+class EngineState(StrEnum):
+    LOADING = "loading"
+    READY = "ready"
+    RESTARTING = "restarting"
+    STOPPING = "stopping"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    state: EngineState
+    phase: str = ""
+    progress: float | None = None  # 0..1 while a model loads
+    reason: str = ""  # why it is not ready
+    retry_after_s: int = 1
+    restarts: int = 0
+
+
+class JobStream:
+    """The events of one job, in order; ends after Finished or Failed."""
+
+    def __init__(self, client: EngineClient, job: Job) -> None:
+        self.job = job
+        self.started = False
+        self.ended = False
+        self._client = client
+        self._events: deque[JobEvent] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> JobEvent:
+        while not self._events:
+            if self.ended:
+                raise StopAsyncIteration
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        return self._events.popleft()
+
+    def cancel(self) -> None:
+        """End the job, wherever it is. Safe to call at any time and more than once."""
+        if not self.ended:
+            self._client.cancel(self.job.id)
+
+    def push(self, event: JobEvent) -> None:
+        self.started = self.started or isinstance(event, Started)
+        self.ended = isinstance(event, Finished | Failed)
+        self._events.append(event)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class EngineClient:
+    """Opens jobs and asks questions over one connection at a time; the supervisor gives it a new one after a restart.
+
+    `max_waiting`: jobs that may be open beyond the number of slots.
+    """
+
+    def __init__(self, *, max_waiting: int) -> None:
+        self._max_waiting = max_waiting
+        self._status = EngineStatus(EngineState.LOADING, phase="starting", progress=0.0)
+        self._facts: ModelFacts | None = None
+        self._snapshot: Snapshot | None = None
+        self._heartbeat = Heartbeat(0.0, 0)
+        self._heartbeat_at = time.monotonic()
+        self._writer: asyncio.StreamWriter | None = None
+        self._streams: dict[int, JobStream] = {}
+        self._calls: dict[int, asyncio.Future[Event]] = {}
+        self._job_ids = itertools.count(1)
+        self._call_ids = itertools.count(1)
+        self._job_s = 0.0  # mean length of the last jobs, for Retry-After
+        self._opened_at: dict[int, float] = {}
+        self._changed = asyncio.Event()
+        self.load_failure: str | None = None
+        self.on_snapshot: Callable[[Snapshot], None] | None = None  # told of every snapshot as it arrives
+
+    # ── state ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def status(self) -> EngineStatus:
+        return self._status
+
+    @status.setter
+    def status(self, status: EngineStatus) -> None:
+        self._status = status
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def changed(self) -> None:
+        """Wait until the status is set anew."""
+        await self._changed.wait()
+
+    @property
+    def facts(self) -> ModelFacts:
+        """What the loaded model is; the last one's while it is being loaded again."""
+        if self._facts is None:
+            raise self._unavailable()
+        return self._facts
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        return self._snapshot
+
+    @property
+    def jobs(self) -> Mapping[int, Job]:
+        return {job_id: stream.job for job_id, stream in self._streams.items()}
+
+    @property
+    def in_step_ms(self) -> float:
+        """How long the engine's current step has been running, by its last heartbeat; 0 between steps."""
+        if self._heartbeat.in_step_ms == 0:
+            return 0.0
+        return self._heartbeat.in_step_ms + self.silent_s * 1e3
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the last heartbeat."""
+        return time.monotonic() - self._heartbeat_at
+
+    def _unavailable(self) -> Unavailable:
+        status = self._status
+        what = {
+            EngineState.LOADING: f"the model is loading ({status.phase})" if status.phase else "the model is loading",
+            EngineState.RESTARTING: f"the engine is being restarted: {status.reason}",
+            EngineState.STOPPING: "the server is stopping",
+            EngineState.FAILED: f"the engine has failed: {status.reason}",
+            EngineState.READY: "the engine is being restarted",
+        }[status.state]
+        return Unavailable(what, retry_after_s=status.retry_after_s, progress=status.progress)
+
+    # ── questions ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def tokenize(self, spans: Sequence[Span], *, add_special: bool) -> list[int]:
+        """Token ids of the joined spans. Raises Unavailable."""
+        answer = await self._call(Tokenize(next(self._call_ids), list(spans), add_special))
+        assert isinstance(answer, Tokens)
+        return answer.tokens
+
+    async def detokenize(self, tokens: Sequence[int], *, show_special: bool = True) -> str:
+        """Raises Unavailable, and InvalidRequest for a token outside the vocabulary."""
+        answer = await self._call(Detokenize(next(self._call_ids), list(tokens), show_special))
+        assert isinstance(answer, Detokenized)
+        return answer.text
+
+    async def pieces(self, tokens: Sequence[int]) -> list[bytes]:
+        """The bytes of single tokens. Raises Unavailable, and InvalidRequest for a token outside the vocabulary."""
+        answer = await self._call(TokenPieces(next(self._call_ids), list(tokens)))
+        assert isinstance(answer, Pieces)
+        return answer.pieces
+
+    async def _call(self, question: Tokenize | Detokenize | TokenPieces) -> Event:
+        writer = self._ready_writer()
+        future: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
+        self._calls[question.call_id] = future
+        try:
+            writer.write(encode_frame([question]))
+            answer = await future
+        finally:
+            self._calls.pop(question.call_id, None)
+        if isinstance(answer, CallFailed):
+            raise InvalidRequest(answer.message)
+        return answer
+
+    # ── jobs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def next_job_id(self) -> int:
+        return next(self._job_ids)
+
+    def open(self, job: Job) -> JobStream:
+        """Submit a job. Raises Unavailable or QueueFull at once, before anything was sent."""
+        writer = self._ready_writer()
+        n_slots = self.facts.n_slots
+        n_waiting = len(self._streams) - n_slots
+        if n_waiting >= self._max_waiting:
+            raise QueueFull(
+                f"{n_waiting} requests are waiting for {n_slots} slots already, and no more may wait (--max-queue)",
+                retry_after_s=self._drain_s(n_waiting, n_slots),
+            )
+        stream = JobStream(self, job)
+        self._streams[job.id] = stream
+        self._opened_at[job.id] = time.monotonic()
+        writer.write(encode_frame([Submit(job)]))
+        return stream
+
+    def cancel(self, job_id: int) -> None:
+        if job_id in self._streams and self._writer is not None:
+            self._writer.write(encode_frame([Cancel(job_id)]))
+
+    def ask_to_stop(self) -> None:
+        """Ask the engine process to end, if there is one."""
+        if self._writer is not None:
+            self._writer.write(encode_frame([Stop()]))
+
+    def _drain_s(self, n_waiting: int, n_slots: int) -> int:
+        """Seconds until about half the queue has been served, by the length of the last jobs."""
+        return max(1, min(600, math.ceil(n_waiting / 2 * self._job_s / n_slots)))
+
+    def _ready_writer(self) -> asyncio.StreamWriter:
+        if self._status.state is not EngineState.READY or self._writer is None:
+            raise self._unavailable()
+        return self._writer
+
+    # ── the connection ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Take events from a new engine process until its connection ends, then fail what was open."""
+        self._writer = writer
+        self._heartbeat_at = time.monotonic()
+        self.load_failure = None
+        try:
+            while (body := await read_frame(reader)) is not None:
+                for event in decode_events(body):
+                    self._take(event)
+        finally:
+            self._writer = None
+            self._heartbeat = Heartbeat(0.0, 0)
+
+    def fail_all(self, reason: str) -> None:
+        """The engine is gone: end every job and every question. Jobs that had not started may be asked again."""
+        for stream in list(self._streams.values()):
+            kind = FailureKind.ENGINE if stream.started else FailureKind.UNAVAILABLE
+            self._deliver(Failed(stream.job.id, kind, reason))
+        for future in self._calls.values():
+            if not future.done():
+                future.set_exception(self._unavailable())
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case Heartbeat():
+                self._heartbeat = event
+                self._heartbeat_at = time.monotonic()
+            case Snapshot():
+                self._snapshot = event
+                if self.on_snapshot is not None:
+                    self.on_snapshot(event)
+            case Loading(progress, phase):
+                self.status = dataclasses.replace(self._status, progress=progress, phase=phase)
+            case Ready(facts):
+                self._facts = facts
+                self.status = EngineStatus(EngineState.READY, restarts=self._status.restarts)
+            case LoadFailed(message):
+                self.load_failure = message
+            case Tokens(call_id) | Detokenized(call_id) | Pieces(call_id) | CallFailed(call_id):
+                future = self._calls.get(call_id)
+                if future is not None and not future.done():
+                    future.set_result(event)
+            case _:
+                self._deliver(event)
+
+    def _deliver(self, event: JobEvent) -> None:
+        stream = self._streams.get(event.job_id)
+        if stream is None:
+            return
+        stream.push(event)
+        if stream.ended:
+            del self._streams[event.job_id]
+            length_s = time.monotonic() - self._opened_at.pop(event.job_id)
+            self._job_s = length_s if self._job_s == 0 else 0.8 * self._job_s + 0.2 * length_s

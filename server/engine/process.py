@@ -1,0 +1,191 @@
+"""The engine process: `python -m server.engine.process FD`. Moves messages between a socket and the Engine.
+
+The main thread owns llama.cpp and runs the step loop. An input thread reads commands; it answers questions about the
+vocabulary itself, so that they never wait for a decode, sends a heartbeat every second, and ends the process the moment
+the HTTP process is gone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+from server.engine.backend import Backend
+from server.engine.engine import Engine
+from server.engine.messages import (
+    CallFailed,
+    Cancel,
+    Command,
+    Detokenize,
+    Detokenized,
+    Event,
+    Heartbeat,
+    LoadFailed,
+    Loading,
+    Pieces,
+    Ready,
+    Stop,
+    Submit,
+    Tokenize,
+    TokenPieces,
+    Tokens,
+)
+from server.engine.options import EngineOptions
+from server.engine.wire import EngineSocket
+from server.errors import StartError
+
+HEARTBEAT_S = 1.0
+SNAPSHOT_S = 0.1
+
+OnProgress = Callable[[str, float], None]
+Load = Callable[[EngineOptions, OnProgress], Backend]
+
+
+class EngineProcess:
+    """The life of one engine: options in, load, serve until Stop or until the other side is gone.
+
+    `leave` ends the process from the input thread while the main thread may be deep in native code.
+    """
+
+    def __init__(self, sock: socket.socket, load: Load, leave: Callable[[], None]) -> None:
+        self._socket = EngineSocket(sock)
+        self._load = load
+        self._leave = leave
+        self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._backend: Backend | None = None
+        self._step_began: float | None = None
+        self._n_steps = 0
+        self._snapshot_sent = 0.0
+
+    def run(self) -> int:
+        """Exit code: 0 after Stop, 1 when the model could not be loaded."""
+        options = self._socket.receive_options()
+        threading.Thread(target=self._read_commands, name="engine-input", daemon=True).start()
+        began = time.monotonic()
+        try:
+            backend = self._load(options, self._tell_progress)
+            if options.model.warmup:
+                self._tell_progress("warming up", 1.0)
+                backend.warm_up()
+        except StartError as error:
+            self._socket.send([LoadFailed(error.message)])
+            return 1
+        self._backend = backend
+        engine = Engine(backend, options.scheduler)
+        load_ms = (time.monotonic() - began) * 1e3
+        self._socket.send([Ready(backend.facts, load_ms), engine.snapshot()])
+        self._serve(engine)
+        backend.close()
+        return 0
+
+    # ── main thread ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _serve(self, engine: Engine) -> None:
+        while True:
+            for command in self._commands(wait=not engine.has_work):
+                match command:
+                    case Submit(job):
+                        engine.submit(job)
+                    case Cancel(job_id):
+                        engine.cancel(job_id)
+                    case Stop():
+                        return
+            self._step_began = time.monotonic()
+            events: list[Event] = list(engine.step())
+            self._step_began = None
+            self._n_steps += 1
+            now = time.monotonic()
+            if not engine.has_work or now - self._snapshot_sent >= SNAPSHOT_S:
+                events.append(engine.snapshot())
+                self._snapshot_sent = now
+            if events:
+                self._socket.send(events)
+
+    def _commands(self, *, wait: bool) -> list[Command]:
+        commands = [self._inbox.get()] if wait else []
+        while True:
+            try:
+                commands.append(self._inbox.get_nowait())
+            except queue.Empty:
+                return commands
+
+    def _tell_progress(self, phase: str, progress: float) -> None:
+        self._socket.send([Loading(progress, phase)])
+
+    # ── input thread ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _read_commands(self) -> None:
+        heartbeat_due = time.monotonic()
+        try:
+            while True:
+                now = time.monotonic()
+                if now >= heartbeat_due:
+                    heartbeat_due = now + HEARTBEAT_S
+                    began = self._step_began
+                    self._socket.send([Heartbeat((now - began) * 1e3 if began is not None else 0.0, self._n_steps)])
+                commands = self._socket.receive(max(heartbeat_due - now, 0.0))
+                if commands is None:
+                    self._leave()
+                    return
+                for command in commands:
+                    self._take(command)
+        except OSError:
+            self._leave()
+
+    def _take(self, command: Command) -> None:
+        match command:
+            case Tokenize() | Detokenize() | TokenPieces():
+                self._socket.send([self._answer(command)])
+            case _:
+                self._inbox.put(command)
+
+    def _answer(self, question: Tokenize | Detokenize | TokenPieces) -> Event:
+        backend = self._backend
+        if backend is None:
+            return CallFailed(question.call_id, "the model is not loaded yet")
+        match question:
+            case Tokenize(call_id, spans, add_special):
+                return Tokens(call_id, backend.tokenize(spans, add_special=add_special))
+            case Detokenize(call_id, tokens, show_special):
+                n_vocab = backend.facts.n_vocab
+                if wrong := [token for token in tokens if not 0 <= token < n_vocab]:
+                    return CallFailed(call_id, f"token {wrong[0]} is not in the vocabulary of {n_vocab} tokens")
+                return Detokenized(call_id, backend.detokenize(tokens, show_special=show_special))
+            case TokenPieces(call_id, tokens):
+                n_vocab = backend.facts.n_vocab
+                if wrong := [token for token in tokens if not 0 <= token < n_vocab]:
+                    return CallFailed(call_id, f"token {wrong[0]} is not in the vocabulary of {n_vocab} tokens")
+                return Pieces(call_id, [backend.piece(token, show_special=True) for token in tokens])
+
+
+def _die_with_parent(parent: int) -> None:
+    """No orphan, also when the HTTP process is killed -9 while this one is loading 400 GB (Linux: PR_SET_PDEATHSIG)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def main(arguments: list[str]) -> int:
+    fd, parent = int(arguments[0]), int(arguments[1])
+    _die_with_parent(parent)
+    faulthandler.enable()
+    # Ctrl-C and a service manager signal the whole group; this process ends when its socket closes.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    from server.engine.llama import LlamaBackend  # here, so that tests of this module need no native code
+
+    sock = socket.socket(fileno=fd)
+    return EngineProcess(sock, LlamaBackend.load, leave=lambda: os._exit(0)).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
