@@ -55,6 +55,7 @@ class Engine:
         self._step = 0
         self._step_ms = 0.0
         self._failed_steps = 0
+        self._announced = False
 
     # ── the four verbs ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -89,7 +90,8 @@ class Engine:
         return bool(self._outbox or self._waiting) or any(slot.run is not None for slot in self._slots)
 
     def step(self) -> list[JobEvent]:
-        """Run one batch, if there is anything to run, and return what happened since the last step.
+        """Run one batch, if there is anything to run, and return what happened since the last step. A step in which
+        a job starts tells that first and leaves the batch to the next step.
 
         Raises EngineFailure when llama.cpp fails again and again; the process should then end.
         """
@@ -98,8 +100,10 @@ class Engine:
             if slot.state is SlotState.WAITING:
                 self._admission.resume(slot)
         self._admit()
+        self._announced = False
         pieces = self._plan()
-        if pieces:
+        # A prompt's first batch may take seconds: that the job has started is told before it.
+        if pieces and not self._announced:
             self._run_batch(pieces)
         events, self._outbox = self._outbox, []
         return events
@@ -176,6 +180,7 @@ class Engine:
         run = _run(slot)
         if run.started_at is not None:
             return
+        self._announced = True
         run.started_at = self._now()
         queue_ms = (run.started_at - run.submitted_at) * 1e3
         self._counts["prompt_cached_tokens"] += run.n_cached

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import os
 import signal
@@ -61,10 +62,20 @@ class Supervisor:
 
     async def run(self) -> None:
         """Until `stop`. Raises StartError with the reason, the last native lines in it, when it gives up."""
+        try:
+            await self._run()
+        except StartError as error:
+            reason = error.message.partition("\n")[0]
+            self._client.status = dataclasses.replace(self._client.status, state=EngineState.FAILED, reason=reason)
+            self._client.fail_all(reason)
+            raise
+
+    async def _run(self) -> None:
         while not self._stop_asked.is_set():
             was_ready = await self._live_once()
-            if self._stop_asked.is_set():
-                break
+            if self._stop_asked.is_set() or self._client.status.state is EngineState.STOPPING:
+                self._client.fail_all("the engine ended while the server was stopping")
+                return
             reason = self._death_note()
             log.error("%s", reason)
             self._deaths_in_a_row = 1 if was_ready and self._finished_jobs() else self._deaths_in_a_row + 1
@@ -104,16 +115,21 @@ class Supervisor:
         ours, theirs = socket.socketpair()
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
-        process = await asyncio.create_subprocess_exec(
-            *self._command,
-            str(theirs.fileno()),
-            str(os.getpid()),
-            pass_fds=[theirs.fileno()],
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-        )
-        theirs.close()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self._command,
+                str(theirs.fileno()),
+                str(os.getpid()),
+                pass_fds=[theirs.fileno()],
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+            )
+        except OSError as error:
+            ours.close()
+            raise GaveUp(f"the engine process cannot be started: {error}") from error
+        finally:
+            theirs.close()
         self._process = process
         reader, writer = await asyncio.open_connection(sock=ours)
         writer.write(encode_frame(Configure(self._engine)))

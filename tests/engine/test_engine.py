@@ -13,8 +13,9 @@ from tests.support.scripted import END, ScriptedBackend
 def test_one_job_from_prompt_to_end() -> None:
     engine = engine_of(ScriptedBackend(reply=lambda prompt: f"You said {prompt}."))
     engine.submit(job(1, "hi"))
-    log = run_to_end(engine, Log())
-    assert isinstance(log.events[0], Started)
+    first = engine.step()
+    assert [type(event) for event in first] == [Started], "told before the batch that may take long"
+    log = run_to_end(engine, Log(first))
     assert log.text(1) == "You said hi."
     end = log.finished(1)
     assert end.reason is FinishReason.END_OF_TURN
@@ -203,7 +204,7 @@ def test_without_continuous_batching_prompts_wait_for_the_generating() -> None:
     backend = ScriptedBackend()
     engine = engine_of(backend, cont_batching=False)
     engine.submit(job(1, "short", 10))
-    log = Log(engine.step())
+    log = Log(engine.step() + engine.step())
     engine.submit(job(2, "x" * 100, 2))
     run_to_end(engine, log)
     assert all(len(batch) == 1 for batch in backend.batches)
@@ -295,7 +296,7 @@ def test_a_failed_batch_ends_its_jobs_and_the_next_one_is_served() -> None:
     backend = ScriptedBackend(reply=lambda _: "ok", on_decode=on_decode)
     engine = engine_of(backend)
     engine.submit(job(1, "hi"))
-    log = Log(engine.step())
+    log = run_to_end(engine, Log())
     end = log.end(1)
     assert isinstance(end, Failed)
     assert end.kind is FailureKind.ENGINE
@@ -308,10 +309,10 @@ def test_failures_without_end_are_not_hidden() -> None:
     engine = engine_of(ScriptedBackend(on_decode=lambda _: DecodeStatus.FAILED))
     for i in range(2):
         engine.submit(job(i, "hi"))
-        engine.step()
+        run_to_end(engine, Log())
     engine.submit(job(2, "hi"))
     with pytest.raises(EngineFailure, match="3 batches in a row"):
-        engine.step()
+        run_to_end(engine, Log())
 
 
 def test_counters_add_up() -> None:
