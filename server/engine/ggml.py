@@ -1,0 +1,202 @@
+"""The native libraries: how llama_cpp's bindings are imported, and ggml's devices, which those bindings lack.
+
+Device functions are declared over `libggml.so.0`, the very file that libllama loads. The wheel also holds a plain
+`libggml.so`; it is a second copy with its own, empty device registry, and must never be opened.
+Source of the declarations: ggml/include/ggml-backend.h, gguf.h, ggml.h.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from server.engine.messages import DeviceInfo
+from server.errors import ConfigError, LoadError, ModelFileError
+
+_KINDS = ("cpu", "gpu", "igpu", "accel", "meta")  # enum ggml_backend_dev_type
+_GGUF_TYPE_STRING = 8
+_HANDLE = ctypes.c_void_p
+_TEXT = ctypes.c_char_p
+_PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
+    "ggml_commit": (_TEXT, []),
+    "ggml_backend_dev_count": (ctypes.c_size_t, []),
+    "ggml_backend_dev_get": (_HANDLE, [ctypes.c_size_t]),
+    "ggml_backend_dev_by_name": (_HANDLE, [_TEXT]),
+    "ggml_backend_dev_name": (_TEXT, [_HANDLE]),
+    "ggml_backend_dev_description": (_TEXT, [_HANDLE]),
+    "ggml_backend_dev_type": (ctypes.c_int, [_HANDLE]),
+    "ggml_backend_dev_memory": (
+        None,
+        [_HANDLE, ctypes.POINTER(ctypes.c_size_t), ctypes.POINTER(ctypes.c_size_t)],
+    ),
+    "ggml_backend_dev_buffer_type": (_HANDLE, [_HANDLE]),
+    "ggml_backend_cpu_buffer_type": (_HANDLE, []),
+    "ggml_backend_buft_name": (_TEXT, [_HANDLE]),
+    "ggml_backend_load": (_HANDLE, [_TEXT]),
+    "ggml_backend_register": (None, [_HANDLE]),
+    "ggml_backend_reg_by_name": (_HANDLE, [_TEXT]),
+    "ggml_backend_reg_get_proc_address": (_HANDLE, [_HANDLE, _TEXT]),
+    "gguf_free": (None, [_HANDLE]),
+    "gguf_find_key": (ctypes.c_int64, [_HANDLE, _TEXT]),
+    "gguf_get_kv_type": (ctypes.c_int, [_HANDLE, ctypes.c_int64]),
+    "gguf_get_val_str": (_TEXT, [_HANDLE, ctypes.c_int64]),
+}
+
+
+class _GgufInitParams(ctypes.Structure):
+    _fields_ = [("no_alloc", ctypes.c_bool), ("ctx", _HANDLE)]
+
+
+def load_bindings() -> ModuleType:
+    """The module `llama_cpp.llama_cpp`, without running the package's `__init__`: that one imports chat templates,
+    caches and pydantic helpers, 0.2 s in every engine start. Raises LoadError when the native library cannot load."""
+    if "llama_cpp" not in sys.modules:
+        spec = importlib.util.find_spec("llama_cpp")
+        if spec is None:
+            raise LoadError("the package llama-cpp-python is not installed; run `make install`")
+        sys.modules["llama_cpp"] = importlib.util.module_from_spec(spec)
+    try:
+        return importlib.import_module("llama_cpp.llama_cpp")
+    except (ImportError, OSError, RuntimeError) as error:
+        raise LoadError(f"llama.cpp's library cannot be loaded: {error}; rebuild it with `make install`") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    handle: int
+    info: DeviceInfo
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.info.kind in ("gpu", "igpu")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelHeader:
+    """What must be known of a model file before its weights are read."""
+
+    architecture: str
+    is_mla: bool  # multi-head latent attention: one K-only cache
+
+
+class Ggml:
+    """Typed access to the device registry. Handles are plain addresses, valid as long as the process lives."""
+
+    def __init__(self, bindings: ModuleType) -> None:
+        directory = os.environ.get("LLAMA_CPP_LIB_PATH") or str(Path(str(bindings.__file__)).parent / "lib")
+        path = Path(directory) / "libggml.so.0"
+        try:
+            self._lib = ctypes.CDLL(str(path))
+        except OSError as error:
+            raise LoadError(
+                f"{path} cannot be loaded: {error}; rebuild llama-cpp-python with `make install`"
+            ) from error
+        for name, (result, arguments) in _PROTOTYPES.items():
+            function = getattr(self._lib, name)
+            function.restype, function.argtypes = result, arguments
+        self._lib.gguf_init_from_file.restype = _HANDLE
+        self._lib.gguf_init_from_file.argtypes = [_TEXT, _GgufInitParams]
+
+    # ── devices ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def devices(self) -> list[Device]:
+        """All registered devices, in llama.cpp's order."""
+        return [self._device(self._lib.ggml_backend_dev_get(i)) for i in range(self._lib.ggml_backend_dev_count())]
+
+    def device(self, name: str) -> Device | None:
+        handle = self._lib.ggml_backend_dev_by_name(name.encode())
+        return self._device(handle) if handle else None
+
+    def info(self, handle: int) -> DeviceInfo:
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        self._lib.ggml_backend_dev_memory(handle, ctypes.byref(free), ctypes.byref(total))
+        kind = self._lib.ggml_backend_dev_type(handle)
+        return DeviceInfo(
+            name=_text(self._lib.ggml_backend_dev_name(handle)),
+            description=_text(self._lib.ggml_backend_dev_description(handle)),
+            kind=_KINDS[kind] if 0 <= kind < len(_KINDS) else f"kind {kind}",
+            free_bytes=free.value,
+            total_bytes=total.value,
+        )
+
+    def _device(self, handle: int) -> Device:
+        return Device(handle, self.info(handle))
+
+    def load_backend(self, path: str) -> None:
+        """Load and register a backend library (libggml-rpc.so, say)."""
+        if not self._lib.ggml_backend_load(os.fsencode(path)):
+            raise ConfigError(f"the backend library '{path}' cannot be loaded into this llama.cpp build")
+
+    def add_rpc_servers(self, endpoints: tuple[str, ...]) -> None:
+        """Make the devices of rpc-server processes at `host:port` appear in `devices()`."""
+        registry = self._lib.ggml_backend_reg_by_name(b"RPC")
+        if not registry:
+            raise ConfigError(
+                "--rpc needs llama.cpp's RPC backend, which this build lacks; rebuild llama-cpp-python with "
+                "CMAKE_ARGS=-DGGML_RPC=ON, or drop --rpc"
+            )
+        address = self._lib.ggml_backend_reg_get_proc_address(registry, b"ggml_backend_rpc_add_server")
+        add_server = ctypes.CFUNCTYPE(_HANDLE, _TEXT)(address)
+        for endpoint in endpoints:
+            server = add_server(endpoint.encode())
+            if not server:
+                raise ConfigError(
+                    f"--rpc: no rpc-server answers at '{endpoint}'; start it first, or correct the address"
+                )
+            self._lib.ggml_backend_register(server)
+
+    # ── buffer types ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def cpu_buffer(self) -> int:
+        handle: int = self._lib.ggml_backend_cpu_buffer_type()
+        return handle
+
+    def buffers(self) -> dict[str, int]:
+        """Buffer types by the names that --override-tensor uses ("CPU", "CUDA0")."""
+        return {_text(self._lib.ggml_backend_buft_name(handle)): handle for handle in self._buffer_handles()}
+
+    def _buffer_handles(self) -> Iterator[int]:
+        for device in self.devices():
+            handle = self._lib.ggml_backend_dev_buffer_type(device.handle)
+            if handle:
+                yield handle
+
+    # ── build and model files ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def commit(self) -> str:
+        """Short commit hash that the library was built from; empty if it does not know."""
+        commit = _text(self._lib.ggml_commit()).removesuffix("-dirty")
+        return "" if commit == "unknown" else commit
+
+    def read_header(self, path: str) -> ModelHeader:
+        """Read a GGUF's metadata (a few ms; no weights). Raises ModelFileError; the native log says more."""
+        gguf = self._lib.gguf_init_from_file(os.fsencode(path), _GgufInitParams(no_alloc=True, ctx=None))
+        if not gguf:
+            raise ModelFileError(f"'{path}' is not a GGUF file that this llama.cpp can read")
+        try:
+            key = self._lib.gguf_find_key(gguf, b"general.architecture")
+            if key < 0 or self._lib.gguf_get_kv_type(gguf, key) != _GGUF_TYPE_STRING:
+                raise ModelFileError(f"'{path}' has no general.architecture: it is not a model file")
+            architecture = _text(self._lib.gguf_get_val_str(gguf, key))
+            mla_key = f"{architecture}.attention.key_length_mla".encode()
+            is_mla = self._lib.gguf_find_key(gguf, mla_key) >= 0 or architecture == "deepseek4"
+            return ModelHeader(architecture, is_mla)
+        finally:
+            self._lib.gguf_free(gguf)
+
+
+def list_devices() -> list[DeviceInfo]:
+    """The devices that llama.cpp sees on this machine, the CPU among them."""
+    return [device.info for device in Ggml(load_bindings()).devices()]
+
+
+def _text(value: bytes | None) -> str:
+    return (value or b"").decode("utf-8", errors="replace")

@@ -1,0 +1,307 @@
+"""LlamaBackend: one model and one context behind the Backend protocol, over llama_cpp's low-level bindings."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from server.engine import native_params
+from server.engine.backend import DecodeStatus, Logits, Piece
+from server.engine.ggml import Ggml, load_bindings
+from server.engine.messages import Job, ModelFacts, Span
+from server.engine.model_facts import read_facts
+from server.engine.native_log import NativeLog
+from server.engine.native_params import NativeParams
+from server.engine.options import EngineOptions, ModelOptions
+from server.engine.sampler_chain import SamplerSource
+from server.engine.sampling import LlamaSampler
+from server.engine.vocabulary import Vocabulary
+from server.errors import LoadError, ModelFileError
+
+OnProgress = Callable[[str, float], None]
+
+_STATUS = {0: DecodeStatus.OK, 1: DecodeStatus.NO_ROOM, 2: DecodeStatus.ABORTED}  # else FAILED
+_SMALLER = "use a smaller --ubatch-size, --ctx-size or --parallel"
+
+
+@dataclass(frozen=True, slots=True)
+class _Native:
+    """Addresses of the native objects of one loaded model."""
+
+    bindings: ModuleType
+    log: NativeLog
+    model: int
+    context: int
+    memory: int
+
+
+class LlamaBackend:
+    """Made by `load`; owns the model, the context and the batch arrays until `close`."""
+
+    def __init__(self, native: _Native, facts: ModelFacts, vocabulary: Vocabulary) -> None:
+        bindings = native.bindings
+        self._native = native
+        self._facts = facts
+        self._vocabulary = vocabulary
+        self._decode = bindings.llama_decode
+        self._seq_rm = bindings.llama_memory_seq_rm
+        self._pos_max = bindings.llama_memory_seq_pos_max
+        self._n_swa = int(bindings.llama_model_n_swa(native.model))
+        # a recurrent state is one snapshot: it cannot be cut
+        self._recurrent = bool(
+            bindings.llama_model_is_recurrent(native.model) or bindings.llama_model_is_hybrid(native.model)
+        )
+        self._batch = _Batch(bindings, facts.n_batch)
+        self._closed = False
+        self._source = SamplerSource(
+            bindings=bindings,
+            context=native.context,
+            vocabulary=vocabulary,
+            n_ctx=facts.n_ctx_seq,
+            read_row=_row_reader(bindings),
+            outputs=self._batch.outputs,
+        )
+
+    @classmethod
+    def load(cls, options: EngineOptions, on_progress: OnProgress) -> LlamaBackend:
+        """Load the model and create its context. `on_progress` gets a phase and a share from 0 to 1.
+        Raises ModelFileError, ConfigError or LoadError, each with one sentence that names cause and way out."""
+        bindings = load_bindings()
+        log = NativeLog(bindings, options.log_level)
+        log.install()
+        try:
+            return cls._load(bindings, log, options.model, on_progress)
+        except BaseException:
+            log.remove()
+            raise
+
+    @classmethod
+    def _load(
+        cls, bindings: ModuleType, log: NativeLog, options: ModelOptions, on_progress: OnProgress
+    ) -> LlamaBackend:
+        if not os.path.isfile(options.path):
+            raise ModelFileError(f"there is no model file '{options.path}'; check --model")
+        bindings.llama_backend_init()
+        if options.numa is not None and options.numa in native_params.NUMA:
+            bindings.llama_numa_init(native_params.NUMA[options.numa])
+        ggml = Ggml(bindings)
+        if options.rpc_servers:
+            ggml.add_rpc_servers(options.rpc_servers)
+        params = native_params.build(bindings, ggml, options, ggml.read_header(options.path))
+        model = _load_model(bindings, log, options, params, on_progress)
+        try:
+            on_progress("creating the context", 0.0)
+            context = bindings.llama_init_from_model(model, params.context)
+            if not context:
+                raise LoadError(f"llama.cpp could not create the context: {log.decisive_line()}; {_SMALLER}")
+        except BaseException:
+            bindings.llama_model_free(model)
+            raise
+        on_progress("creating the context", 1.0)
+        vocabulary = Vocabulary(bindings, bindings.llama_model_get_vocab(model), _architecture(bindings, model))
+        facts = read_facts(bindings, ggml, model, context, vocabulary, options, [*params.warnings, *log.warnings()])
+        native = _Native(bindings, log, model, context, bindings.llama_get_memory(context))
+        return cls(native, facts, vocabulary)
+
+    @property
+    def facts(self) -> ModelFacts:
+        return self._facts
+
+    # ── vocabulary ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def tokenize(self, spans: list[Span], *, add_special: bool) -> list[int]:
+        return self._vocabulary.tokenize(spans, add_special=add_special)
+
+    def detokenize(self, tokens: list[int], *, show_special: bool) -> str:
+        return self._vocabulary.detokenize(tokens, show_special=show_special)
+
+    def piece(self, token: int, *, show_special: bool) -> bytes:
+        return self._vocabulary.piece(token, show_special=show_special)
+
+    def is_end(self, token: int) -> bool:
+        return token in self._vocabulary.end_tokens
+
+    # ── one step ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def decode(self, pieces: list[Piece]) -> DecodeStatus:
+        """Raises ValueError for a batch that llama.cpp would abort the process over."""
+        batch = self._batch
+        n_outputs = batch.fill(pieces)
+        if n_outputs > self._facts.n_slots:
+            raise ValueError(f"{n_outputs} rows of logits were asked for, but the context has {self._facts.n_slots}")
+        return _STATUS.get(self._decode(self._native.context, batch.native), DecodeStatus.FAILED)
+
+    def sampler(self, job: Job) -> LlamaSampler:
+        self._vocabulary.require(job.tokens)
+        return LlamaSampler(self._source, job)
+
+    # ── the cache ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def keep(self, sequence: int, n_tokens: int) -> bool:
+        memory = self._native.memory
+        if n_tokens <= 0:
+            self._seq_rm(memory, sequence, -1, -1)  # never fails for a whole sequence
+            return True
+        if n_tokens > self._pos_max(memory, sequence):
+            return True
+        if self._recurrent or self._lost_window(sequence, n_tokens):
+            return False
+        return bool(self._seq_rm(memory, sequence, n_tokens, -1))
+
+    def _lost_window(self, sequence: int, n_tokens: int) -> bool:
+        """With sliding-window attention old cells are gone; going back needs the window before `n_tokens`."""
+        if self._n_swa <= 0:
+            return False
+        oldest = self._native.bindings.llama_memory_seq_pos_min(self._native.memory, sequence)
+        return bool(oldest > max(0, n_tokens - self._n_swa))
+
+    def copy(self, source: int, target: int, n_tokens: int) -> bool:
+        held = self.length(source)
+        if source == target or n_tokens > held:
+            return False
+        if n_tokens < held and (self._recurrent or self._lost_window(source, n_tokens)):
+            return False
+        memory, copy = self._native.memory, self._native.bindings.llama_memory_seq_cp
+        self._seq_rm(memory, target, -1, -1)
+        if n_tokens <= 0:
+            return True
+        if self._facts.kv_unified and not self._recurrent:
+            copy(memory, source, target, 0, n_tokens)
+            return True
+        copy(memory, source, target, -1, -1)  # between streams only the whole is copied
+        return self.keep(target, n_tokens)
+
+    def length(self, sequence: int) -> int:
+        return int(self._pos_max(self._native.memory, sequence)) + 1
+
+    # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def warm_up(self) -> None:
+        """Touch every weight with one token per slot, then decode at full width: n_batch tokens where a GPU allocates
+        pools by width, one n_ubatch on the CPU, where further micro-batches reuse the same memory."""
+        facts, bindings, native = self._facts, self._native.bindings, self._native
+        width = facts.n_batch if any(device.kind != "cpu" for device in facts.devices) else facts.n_ubatch
+        bindings.llama_set_warmup(native.context, True)  # all experts of a mixture
+        self._warm_step(1)
+        bindings.llama_set_warmup(native.context, False)
+        self._warm_step(max(1, min(width // facts.n_slots, facts.n_ctx // facts.n_slots, facts.n_ctx_seq)))
+
+    def _warm_step(self, n_tokens: int) -> None:
+        token = max(0, self._native.bindings.llama_vocab_bos(self._vocabulary.handle))
+        pieces = [Piece(slot, 0, [token] * n_tokens, Logits.LAST) for slot in range(self._facts.n_slots)]
+        status = self.decode(pieces)
+        if status is DecodeStatus.OK:
+            self._native.bindings.llama_synchronize(self._native.context)
+        self._native.bindings.llama_memory_clear(self._native.memory, True)
+        if status is not DecodeStatus.OK:
+            raise LoadError(
+                f"the warm-up batch of {n_tokens * len(pieces)} tokens failed ({status.name.lower()}): "
+                f"{self._native.log.decisive_line()}; {_SMALLER}"
+            )
+
+    def close(self) -> None:
+        """Free the context and the model. Samplers must be closed before. May be called twice."""
+        if not self._closed:
+            self._closed = True
+            self._native.bindings.llama_free(self._native.context)
+            self._native.bindings.llama_model_free(self._native.model)
+            self._native.log.remove()
+
+
+class _Batch:
+    """The arrays of one llama_batch, made once; rows are written through numpy views."""
+
+    def __init__(self, bindings: ModuleType, capacity: int) -> None:
+        self._capacity = capacity
+        self._tokens = np.zeros(capacity, dtype=np.int32)
+        self._positions = np.zeros(capacity, dtype=np.int32)
+        self._sequences = np.zeros(capacity, dtype=np.int32)
+        self.outputs = np.zeros(capacity, dtype=np.int8)
+        self._sequence_counts = np.ones(capacity, dtype=np.int32)
+        addresses = self._sequences.ctypes.data + np.arange(capacity, dtype=np.uintp) * self._sequences.itemsize
+        self._sequence_pointers = addresses.astype(np.uintp)
+        self._steps = np.arange(capacity, dtype=np.int32)
+        self.native = bindings.llama_batch()
+        fields: dict[str, NDArray[Any]] = {
+            "token": self._tokens,
+            "pos": self._positions,
+            "n_seq_id": self._sequence_counts,
+            "seq_id": self._sequence_pointers,
+            "logits": self.outputs,
+        }
+        types: dict[str, Any] = dict(bindings.llama_batch._fields_)
+        for name, array in fields.items():
+            setattr(self.native, name, ctypes.cast(array.ctypes.data, types[name]))
+
+    def fill(self, pieces: list[Piece]) -> int:
+        """Write the rows of `pieces`; the number of rows with logits. Raises ValueError beyond the capacity."""
+        tokens, positions, sequences, outputs = self._tokens, self._positions, self._sequences, self.outputs
+        n_rows = sum([len(piece.tokens) for piece in pieces])
+        if not 0 < n_rows <= self._capacity:
+            raise ValueError(f"a batch of {n_rows} tokens; 1 to {self._capacity} are possible")
+        outputs[:] = 0
+        n_outputs = row = 0
+        for piece in pieces:
+            count = len(piece.tokens)
+            end = row + count
+            tokens[row:end] = piece.tokens
+            np.add(self._steps[:count], piece.start, out=positions[row:end])
+            sequences[row:end] = piece.sequence
+            match piece.logits:
+                case Logits.LAST:
+                    outputs[end - 1] = 1
+                    n_outputs += 1
+                case Logits.ALL:
+                    outputs[row:end] = 1
+                    n_outputs += count
+                case Logits.NONE:
+                    pass
+            row = end
+        self.native.n_tokens = row
+        return n_outputs
+
+
+def _load_model(
+    bindings: ModuleType, log: NativeLog, options: ModelOptions, params: NativeParams, on_progress: OnProgress
+) -> int:
+    failure: list[BaseException] = []
+
+    def report(progress: float, _user_data: int | None) -> bool:
+        try:
+            on_progress("loading the model", progress)
+        except BaseException as error:  # noqa: BLE001  it must not unwind through C; it is raised below
+            failure.append(error)
+        return not failure
+
+    callback = bindings.llama_progress_callback(report)
+    params.model.progress_callback = callback
+    log.clear()
+    model: int | None = bindings.llama_model_load_from_file(os.fsencode(options.path), params.model)
+    if failure:
+        if model:
+            bindings.llama_model_free(model)
+        raise failure[0]
+    if not model:
+        raise LoadError(f"llama.cpp could not load '{options.path}': {log.decisive_line()}")
+    return model
+
+
+def _architecture(bindings: ModuleType, model: int) -> str:
+    buffer = ctypes.create_string_buffer(128)
+    bindings.llama_model_meta_val_str(model, b"general.architecture", buffer, len(buffer))
+    return buffer.value.decode("utf-8", errors="replace")
+
+
+def _row_reader(bindings: ModuleType) -> Any:
+    """llama_get_logits_ith with a plain address as its result: a view of it costs one microsecond."""
+    function = bindings._lib["llama_get_logits_ith"]
+    function.argtypes = [ctypes.c_void_p, ctypes.c_int32]
+    function.restype = ctypes.c_void_p
+    return function
