@@ -63,8 +63,8 @@ def _check_model(settings: Settings, header: Header) -> None:
     if latent and key_type != value_type:
         change, to = ("-v", key_type) if settings.given("cache-type-k") else ("-k", value_type)
         raise ConfigError(
-            f"--cache-type-k is {key_type} and --cache-type-v is {value_type}, but this model ({architecture}) keeps one "
-            f"latent for both, so they must be equal; give --cache-type{change} {to}"
+            f"--cache-type-k is {key_type} and --cache-type-v is {value_type}, but this model ({architecture}) keeps "
+            f"one latent for both, so they must be equal; give --cache-type{change} {to}"
         )
     if settings["split-mode"] == "tensor" and (latent or architecture in _NO_TENSOR_SPLIT):
         raise ConfigError(

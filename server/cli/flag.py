@@ -20,8 +20,9 @@ class Flag:
     names: tuple[str, ...]
     kind: Kind
     default: Any
-    help: str
+    help: str  # one line: it must fit beside the names
     env: str
+    note: str = ""  # what only docs/flags.md says
     off: tuple[str, ...] = ()
     main: bool = False  # part of the short help
     secret: bool = False  # never shown
@@ -45,6 +46,7 @@ def flag(
     default: Any,
     help: str,
     *,
+    note: str = "",
     llama: str | None = None,
     env: str | None = None,
     off: str = "",
@@ -58,4 +60,4 @@ def flag(
     key = next(name for name in all_names if name.startswith("--"))[2:]
     own = OWN_PREFIX + key.replace("-", "_").upper()
     variable = env or (LLAMA_PREFIX + llama if llama else own)
-    return Flag(key, all_names, kind, default, help, variable, tuple(off.split()), main, secret, bare, action)
+    return Flag(key, all_names, kind, default, help, variable, note, tuple(off.split()), main, secret, bare, action)

@@ -84,7 +84,7 @@ class Collector:
             case Answer.IGNORED:
                 self.warnings.append(f"{where} has no effect here: {foreign.why}")
             case Answer.REFUSED:
-                raise ConfigError(f"{where} is not supported: {foreign.why}")
+                raise ConfigError(f"{where} cannot be used: {foreign.why}")
 
 
 def read_value(kind: Kind, text: str, where: str, *, secret: bool = False) -> Any:

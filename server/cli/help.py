@@ -10,11 +10,11 @@ from typing import Any
 from server import __version__
 from server.cli.flag import Flag
 from server.cli.flags import COMMAND, GROUPS
-from server.cli.given import Rank
 from server.cli.settings import Settings
+from server.cli.values import Whole
 
 WIDTH = 100
-_NAMES_WIDTH = 36
+_NAMES_WIDTH = 31
 
 
 def help_text(*, everything: bool) -> str:
@@ -23,7 +23,7 @@ def help_text(*, everything: bool) -> str:
         "",
         "  python -m server --gguf model.gguf --parallel 2        python -m server --demo",
         "",
-        "Flags have llama.cpp's names; each may also be set by a variable or a TOML file (docs/flags.md).",
+        "Flags have llama.cpp's names. Each has a variable and a key for --config FILE: docs/flags.md.",
     ]
     for group in GROUPS:
         flags = [flag for flag in group.flags if everything or flag.main]
@@ -55,7 +55,7 @@ def shown_default(flag: Flag) -> str:
     if flag.default is None or flag.action or "(default" in flag.help:
         return ""
     if isinstance(flag.default, bool):
-        return "on" if flag.default else ""
+        return f"on; {flag.off[-1]}" if flag.default and flag.off else ""
     if isinstance(flag.default, float):
         return f"{flag.default:g}"
     if isinstance(flag.default, tuple):
@@ -84,13 +84,12 @@ def config_text(settings: Settings) -> str:
             setting = settings.setting(flag.key)
             if flag.key in ("mlock", "mmap", "direct-io"):
                 continue  # folded into load-mode
-            where = "default" if setting.where == "default" else setting.where
-            lines.append(_config_line(flag, setting.value, where))
+            lines.append(_config_line(flag, setting.value, setting.where))
     return "\n".join(lines) + "\n"
 
 
 def _config_line(flag: Flag, value: Any, where: str) -> str:
-    plain = flag.kind.plain(value) if value is not None or flag.kind.plain(None) is not None else None
+    plain = flag.kind.plain(value) if value is not None or isinstance(flag.kind, Whole) else None
     if plain is None:
         line = f"# {flag.key} ="
         where = "unset"
@@ -117,7 +116,3 @@ def toml(value: Any) -> str:
             return "[" + ", ".join(toml(item) for item in value) + "]"
         case _:
             return str(value)
-
-
-def rank_name(rank: Rank) -> str:
-    return {Rank.DEFAULT: "default", Rank.FILE: "file", Rank.ENVIRONMENT: "environment", Rank.FLAG: "flag"}[rank]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import partial
 
 from server.cli.special_values import SamplerLetters
 from server.cli.values import Kind
@@ -68,33 +69,26 @@ _LOOKS = "the log has one look; choose it with --log-format"
 _TEMPLATE_LATER = "not supported yet: leave it out, or pass template variables with --chat-template-kwargs"
 
 
-def _refused(
-    why: str, names: str, *, env: str | None = None, value: bool = True, off: str = "", same: str = ""
+def _foreign(
+    answer: Answer,
+    why: str,
+    names: str,
+    *,
+    env: str | None = None,
+    value: bool = True,
+    off: str = "",
+    off_answer: Answer = Answer.SAME,
+    same: str = "",
 ) -> Foreign:
     variable = f"LLAMA_ARG_{env}" if env else None
-    same_values = tuple(same.split())
     return Foreign(
-        tuple(names.split()), Answer.REFUSED, why, value, variable, tuple(off.split()), same_values=same_values
+        tuple(names.split()), answer, why, value, variable, tuple(off.split()), off_answer, tuple(same.split())
     )
 
 
-def _ignored(
-    why: str, names: str, *, env: str | None = None, value: bool = True, off: str = "", same: str = ""
-) -> Foreign:
-    variable = f"LLAMA_ARG_{env}" if env else None
-    same_values = tuple(same.split())
-    return Foreign(
-        tuple(names.split()), Answer.IGNORED, why, value, variable, tuple(off.split()), same_values=same_values
-    )
-
-
-def _same(
-    why: str, names: str, *, env: str | None = None, value: bool = False, off: str = "", off_why: Answer
-) -> Foreign:
-    variable = f"LLAMA_ARG_{env}" if env else None
-    return Foreign(tuple(names.split()), Answer.SAME, why, value, variable, tuple(off.split()), off_answer=off_why)
-
-
+_refused = partial(_foreign, Answer.REFUSED)
+_ignored = partial(_foreign, Answer.IGNORED)
+_same = partial(_foreign, Answer.SAME, value=False)
 _IGNORED, _REFUSED = Answer.IGNORED, Answer.REFUSED
 
 FOREIGN: tuple[Foreign, ...] = (
@@ -105,7 +99,7 @@ FOREIGN: tuple[Foreign, ...] = (
     _refused(_DOWNLOAD, "-mu --model-url", env="MODEL_URL"),
     _refused(_DOWNLOAD, "-dr --docker-repo", env="DOCKER_REPO"),
     _refused(_DOWNLOAD, "-cl --cache-list", value=False),
-    _same("nothing is downloaded", "--offline", env="OFFLINE", off_why=_IGNORED),
+    _same("nothing is downloaded", "--offline", env="OFFLINE", off_answer=_IGNORED),
     _refused(_PRESET, "--embd-gemma-default --gpt-oss-20b-default --gpt-oss-120b-default", value=False),
     _refused(_PRESET, "--fim-qwen-1.5b-default --fim-qwen-3b-default --fim-qwen-7b-default", value=False),
     _refused(_PRESET, "--fim-qwen-7b-spec --fim-qwen-14b-spec --fim-qwen-30b-default", value=False),
@@ -202,12 +196,7 @@ FOREIGN: tuple[Foreign, ...] = (
     _refused(_MULTIMODAL, "--video-ffmpeg-dir", env="VIDEO_FFMPEG_DIR"),
     _refused(_MULTIMODAL, "--media-path"),
     # chat and sampling
-    _refused(
-        "templates are always rendered with Jinja: leave it out",
-        "--no-jinja",
-        value=False,
-    ),
-    _same("templates are always rendered with Jinja", "--jinja", env="JINJA", off_why=_REFUSED),
+    _same("templates are always rendered with Jinja", "--jinja", env="JINJA", off="--no-jinja", off_answer=_REFUSED),
     _refused(f"a thinking budget is {_TEMPLATE_LATER}", "--reasoning-budget", env="THINK_BUDGET", same="-1"),
     _refused(f"a thinking budget is {_TEMPLATE_LATER}", "--reasoning-budget-message", env="THINK_BUDGET_MESSAGE"),
     _refused(
@@ -227,7 +216,7 @@ FOREIGN: tuple[Foreign, ...] = (
         "a last assistant message is continued",
         "--prefill-assistant",
         env="PREFILL_ASSISTANT",
-        off_why=_REFUSED,
+        off_answer=_REFUSED,
         off="--no-prefill-assistant",
     ),
     _refused('stop texts belong to the request: send them as "stop"', "-r --reverse-prompt"),
@@ -242,7 +231,7 @@ FOREIGN: tuple[Foreign, ...] = (
     ),
     _ignored("tokens are sampled on the CPU", "-bs --backend-sampling", env="BACKEND_SAMPLING", value=False),
     _ignored("escapes in --dry-sequence-breaker are always understood", "--no-escape", value=False),
-    _same("escapes are understood", "-e --escape", off_why=_IGNORED),
+    _same("escapes are understood", "-e --escape", off_answer=_IGNORED),
     # log and command
     _ignored(_LOOKS, "--log-prefix", env="LOG_PREFIX", value=False, off="--no-log-prefix"),
     _ignored(_LOOKS, "--log-timestamps", env="LOG_TIMESTAMPS", value=False, off="--no-log-timestamps"),

@@ -28,15 +28,13 @@ SAMPLING = Group(
         flag(
             "--top-k", Whole(least=-1, sample="40"), 40, "keep the k likeliest tokens; 0: all", llama="TOP_K", main=True
         ),
-        flag("--top-p", _SHARE, 0.95, "keep the likeliest tokens up to this sum; 1: all", llama="TOP_P", main=True),
-        flag(
-            "--min-p", _SHARE, 0.05, "drop tokens below this share of the likeliest; 0: none", llama="MIN_P", main=True
-        ),
+        flag("--top-p", _SHARE, 0.95, "keep the likeliest up to this sum; 1: all", llama="TOP_P", main=True),
+        flag("--min-p", _SHARE, 0.05, "drop what is below this share of the top; 0: none", llama="MIN_P", main=True),
         flag(
             "-s --seed",
             Whole(least=-1, most=2**32 - 1, sample="42"),
             -1,
-            "-1: another at every request",
+            "-1: another for every request",
             main=True,
         ),
         flag(
@@ -51,7 +49,7 @@ SAMPLING = Group(
         flag("--presence-penalty", _FINITE, 0.0, "penalty on tokens that were there; 0: off", llama="PRESENCE_PENALTY"),
         flag("--frequency-penalty", _FINITE, 0.0, "the same for each time they were there", llama="FREQUENCY_PENALTY"),
         flag("--typical --typical-p", _SHARE, 1.0, "locally typical sampling; 1: off"),
-        flag("--top-nsigma --top-n-sigma", _FINITE, -1.0, "keep tokens within n standard deviations; -1: off"),
+        flag("--top-nsigma --top-n-sigma", _FINITE, -1.0, "keep tokens within n deviations; -1: off"),
         flag("--xtc-probability", _SHARE, 0.0, "chance of dropping the likeliest tokens; 0: off"),
         flag("--xtc-threshold", _SHARE, 0.1, "least probability of a token that XTC may drop"),
         flag("--dynatemp-range", _POSITIVE, 0.0, "dynamic temperature: plus and minus; 0: off"),
@@ -64,17 +62,16 @@ SAMPLING = Group(
             "--dry-sequence-breaker",
             Texts(metavar="TEXT", sample="'\\n'", none="none"),
             ("\\n", ":", '"', "*"),
-            "DRY: text that breaks a sequence (\\n and \\t are understood); repeatable; none: no breakers",
+            "DRY: text that ends a sequence; repeatable",
+            note="Escapes such as \\n are understood. none: no breakers. Default: line end, colon, quote, star.",
         ),
-        flag(
-            "--mirostat", Whole(most=2, sample="2"), 0, "1 or 2: Mirostat instead of top-k, top-p and typical; 0: off"
-        ),
+        flag("--mirostat", Whole(most=2, sample="2"), 0, "1 or 2: Mirostat in place of the samplers; 0: off"),
         flag("--mirostat-lr", _POSITIVE, 0.1, "Mirostat: learning rate (eta)"),
         flag("--mirostat-ent", _POSITIVE, 5.0, "Mirostat: target entropy (tau)"),
         flag("--adaptive-target", Number(most=1, sample="0.5"), -1.0, "adaptive-p: target probability; below 0: off"),
         flag("--adaptive-decay", Number(least=0, most=0.99, sample="0.9"), 0.9, "adaptive-p: how slowly it adapts"),
         flag("--samplers", Samplers(), DEFAULT_SAMPLERS, "samplers in the order in which they run"),
-        flag("-l --logit-bias", Biases(), None, "bias of a token, as 15043+1 or 15043-inf; may be repeated"),
+        flag("-l --logit-bias", Biases(), None, "bias of a token, as 15043+1 or 15043-inf"),
         flag("--ignore-eos", Switch(), False, "go on after the end of the turn"),
         flag("--grammar", Kind(metavar="GBNF", sample="GRAMMAR"), None, "grammar that every answer must follow"),
         flag("--grammar-file", Kind(metavar="FILE", sample="FILE"), None, "the same from a file"),

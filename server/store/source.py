@@ -49,7 +49,7 @@ class ModelFiles:
 
 
 def resolve_model(path: str | Path) -> ModelFiles:
-    """Find and check the files that `path` (file, shard or folder; ~ is the home folder) means. Raises ModelFileError."""
+    """Find and check the files that `path` (a file, any shard or a folder) means. Raises ModelFileError."""
     try:
         asked = Path(path).expanduser()
         file = _model_in(asked) if asked.is_dir() else asked
@@ -152,7 +152,7 @@ def _checked_header(file: Path) -> Header:
     if header.data_end > header.file_bytes:
         raise ModelFileError(
             f"'{file}' is cut short: its tensors end at byte {header.data_end:,}, but the file has "
-            f"{header.file_bytes:,} bytes ({100 * header.file_bytes // header.data_end} %); finish or repeat the download"
+            f"{header.file_bytes:,} ({100 * header.file_bytes // header.data_end} %); finish or repeat the download"
         )
     return header
 
