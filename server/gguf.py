@@ -217,7 +217,7 @@ class _Reader:
         if index < 0 or index + n_bytes > len(self.window):
             self.check_room(n_bytes, what)
             self.file.seek(self.at)
-            self.window = self.file.read(max(n_bytes, _WINDOW_BYTES))
+            self.window = self.file.read(min(max(n_bytes, _WINDOW_BYTES), self.size - self.at))
             self.base = self.at
             index = 0
             if len(self.window) < n_bytes:

@@ -33,12 +33,12 @@ def tables() -> str:
         lines += ["", f"### {title}", "", "| name | why |", "|---|---|"]
         by_reason: dict[str, list[str]] = {}
         for foreign in FOREIGN:
-            names = _foreign_names(foreign) if foreign.answer is answer else []
+            answered = _foreign_names(foreign) if foreign.answer is answer else []
             if foreign.off_answer is answer:
-                names += [f"`{name}`" for name in foreign.off]
-            if names:
-                by_reason.setdefault(foreign.why, []).extend(names)
-        lines += [f"| {', '.join(names)} | {why} |" for why, names in by_reason.items()]
+                answered += [f"`{name}`" for name in foreign.off]
+            if answered:
+                by_reason.setdefault(foreign.why, []).extend(answered)
+        lines += [f"| {', '.join(each)} | {why} |" for why, each in by_reason.items()]
     return "\n".join(lines) + "\n"
 
 

@@ -107,9 +107,8 @@ def _model_in(folder: Path) -> Path:
             hint = f"but there is one in {_listed(below)}" if below else "give the path of a .gguf file"
             raise ModelFileError(f"there is no .gguf file in the folder '{folder}'; {hint}")
         case _:
-            raise ModelFileError(
-                f"the folder '{folder}' holds {len(models)} models; name one of them: {_listed(models)}"
-            )
+            names = _listed([Path(model.name) for model in models])
+            raise ModelFileError(f"the folder '{folder}' holds {len(models)} models; give the path of one: {names}")
 
 
 def _models_of(folder: Path) -> list[Path]:
