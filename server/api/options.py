@@ -59,6 +59,7 @@ class HttpOptions:
     cors: CorsOptions = field(default_factory=CorsOptions)
     timeout_s: float = 3600.0  # a connection that neither reads nor writes for so long is closed
     queue_timeout_s: float | None = None  # longest wait for a slot, then 503; None: no limit
+    request_limit_s: float | None = None  # longest life of a request, waiting included, then 504; None: no limit
     ping_interval_s: float | None = 30.0  # between keep-alive comments of a silent stream; None: none are sent
     max_body_bytes: int = 64 * 1024 * 1024
     metrics: bool = True  # GET /metrics; off: 501

@@ -1,0 +1,79 @@
+"""Reads a request's body: never more than is allowed, strictly JSON, and into the model of its route."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+from pydantic import ValidationError
+from starlette.requests import ClientDisconnect, Request
+
+from server.api.context import api_of
+from server.api.schemas.fields import Body, first_problem
+from server.errors import BodyTooLarge, InvalidRequest
+
+MAX_DEPTH = 128  # levels of nesting: more than any schema has, and far from Python's limit
+_BOM = b"\xef\xbb\xbf"
+
+B = TypeVar("B", bound=Body)
+
+
+async def read_body(request: Request, model: type[B]) -> B:
+    """Raises InvalidRequest, BodyTooLarge, or ClientDisconnect. The Content-Type does not matter if it is JSON."""
+    limit = api_of(request).options.max_body_bytes
+    raw = decode(await _read(request, limit))
+    try:
+        return model.model_validate(raw)
+    except ValidationError as error:
+        raise first_problem(error) from error
+
+
+async def _read(request: Request, limit: int) -> bytes:
+    """The raw body. A body that says it is too large is not read at all."""
+    too_large = BodyTooLarge(f"the request body may have {limit} bytes at most (--max-body-mib)")
+    announced = request.headers.get("content-length", "0")
+    if announced.isdecimal() and int(announced) > limit:
+        raise too_large
+    body = bytearray()
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        body += message.get("body", b"")
+        if len(body) > limit:
+            raise too_large
+        if not message.get("more_body", False):
+            return bytes(body)
+
+
+def decode(body: bytes) -> dict[str, Any]:
+    """A JSON object. NaN, Infinity, half surrogate pairs and anything after the object are refused."""
+    try:
+        value = msgspec.json.decode(body.removeprefix(_BOM))
+    except (msgspec.DecodeError, ValueError) as error:
+        raise InvalidRequest(f"the request body ({len(body)} bytes) is not valid JSON: {error}") from error
+    except RecursionError as error:
+        raise _too_deep() from error
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"the request body must be a JSON object, but it is {type(value).__name__}")
+    if _is_deeper_than(value, MAX_DEPTH):
+        raise _too_deep()
+    return value
+
+
+def _too_deep() -> InvalidRequest:
+    return InvalidRequest(f"the JSON of the request body is nested too deeply; {MAX_DEPTH} levels are allowed")
+
+
+def _is_deeper_than(value: Any, limit: int) -> bool:
+    level = [value]
+    for _ in range(limit):
+        level = [
+            child
+            for parent in level
+            for child in (parent.values() if isinstance(parent, dict) else parent)
+            if isinstance(child, dict | list)
+        ]
+        if not level:
+            return False
+    return True

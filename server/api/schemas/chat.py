@@ -1,0 +1,276 @@
+"""Bodies of the chat routes: OpenAI's messages and tools become a Conversation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, PlainValidator, ValidationError, WithJsonSchema, model_validator
+
+from server.api.schemas.fields import Body, Int32, first_problem, refuse, refuse_unsupported, shown
+from server.api.schemas.generation import MAX_LOGPROBS, GenerationFields
+from server.chat.messages import Conversation, Message, Tool, ToolCall
+
+DEFAULT_TOP_LOGPROBS = 20  # llama.cpp's, where logprobs is true and top_logprobs absent
+
+UNSUPPORTED_IN_CHAT = {
+    "response_format": "structured output is not supported yet; use 'grammar' (GBNF) instead",
+    "functions": "is long deprecated; use 'tools'",
+    "function_call": "is long deprecated; use 'tool_choice'",
+    "web_search_options": "is not supported; this server searches nothing",
+    "modalities": "only text can be generated",
+    "audio": "only text can be generated",
+    "echo": "is not supported for chats",
+    "chat_template": "a template cannot be sent with a request; the server's is set with --chat-template",
+    "documents": "is not supported; put documents into a message",
+}
+HARMLESS_IN_CHAT: dict[str, tuple[Any, ...]] = {
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "function_call": ("none", "auto"),
+}
+
+_PART = {
+    "type": "object",
+    "properties": {"type": {"enum": ["text"]}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+}
+_CONTENT_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART}, {"type": "null"}]}
+_INSTEAD_OF_CONTENT = ("tool_calls", "reasoning_content", "reasoning")
+_TEXT_PARTS = ("text", "input_text", "output_text")
+
+
+def _content(value: Any) -> Any:
+    """Text, or a list of text parts, which are joined by newlines."""
+    if value is None or isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise ValueError(f"must be a text or a list of parts, but got {shown(value)}")
+    return "\n".join(_part(part) for part in value)
+
+
+def _part(part: Any) -> str:
+    if isinstance(part, str):
+        return part
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind in _TEXT_PARTS or kind == "refusal":
+        text = part.get("refusal" if kind == "refusal" else "text")
+        if isinstance(text, str):
+            return text
+        raise ValueError(f"a part of type {shown(kind)} must have a text, but got {shown(part)}")
+    if isinstance(kind, str):
+        raise ValueError(f"parts of type {shown(kind)} are not supported; this server reads text only")
+    raise ValueError(f"a part must be an object with a type, but got {shown(part)}")
+
+
+def _arguments(value: Any) -> Any:
+    """JSON text. Objects are taken as well, since some clients send them; anything else is refused."""
+    if isinstance(value, dict):
+        return json.dumps(value, ensure_ascii=False)
+    return "" if value is None else value
+
+
+class FunctionCall(Body):
+    name: str
+    arguments: Annotated[
+        str,
+        BeforeValidator(_arguments),
+        WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}, {"type": "null"}]}),
+    ] = Field("", description="JSON text of the arguments.")
+
+
+class MessageToolCall(Body):
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class ChatMessage(Body):
+    role: Annotated[
+        str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="system, developer, user, assistant or tool.")
+    ]
+    content: Annotated[str | None, BeforeValidator(_content), WithJsonSchema(_CONTENT_SCHEMA)] = None
+    reasoning_content: str | None = None
+    reasoning: str | None = Field(None, description="Another name of reasoning_content.")
+    tool_calls: list[MessageToolCall] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _says_something(cls, raw: Any) -> Any:
+        if isinstance(raw, Mapping):
+            if raw.get("function_call"):
+                raise ValueError("'function_call' is long deprecated; use 'tool_calls'")
+            silent = raw.get("role") == "assistant" and any(raw.get(field) for field in _INSTEAD_OF_CONTENT)
+            if "content" not in raw and not silent:
+                raise ValueError("a message needs 'content'; only an assistant's with 'tool_calls' may do without")
+        return raw
+
+    @property
+    def thoughts(self) -> str | None:
+        return self.reasoning_content if self.reasoning_content is not None else self.reasoning
+
+    def to_domain(self) -> Message:
+        return Message(
+            # Templates know no developers; what OpenAI calls so is their system role.
+            role="system" if self.role == "developer" else self.role,
+            content=self.content,
+            reasoning=self.thoughts,
+            tool_calls=tuple(
+                ToolCall(call.id or "", call.function.name, call.function.arguments) for call in self.tool_calls or ()
+            ),
+            tool_call_id=self.tool_call_id,
+            name=self.name,
+        )
+
+
+class ToolFunction(Body):
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:/-]{1,128}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = Field(None, description="JSON schema of the arguments.")
+
+
+class ChatTool(Body):
+    type: Literal["function"] = "function"
+    function: ToolFunction
+
+
+def _tools(value: Any) -> tuple[Tool, ...]:
+    """Checked tools, each with the client's own object beside it: templates print that one, unchanged."""
+    if value is None:
+        return ()
+    if not isinstance(value, list):
+        raise ValueError(f"must be a list of tools, but got {shown(value)}")
+    tools = []
+    for i, wire in enumerate(value):
+        try:
+            function = ChatTool.model_validate(wire).function
+        except ValidationError as error:
+            raise first_problem(error, f"tools[{i}]") from error
+        tools.append(Tool(function.name, function.parameters or {}, wire))
+    return tuple(tools)
+
+
+_TOOLS_SCHEMA = {
+    "anyOf": [{"type": "array", "items": ChatTool.model_json_schema()}, {"type": "null"}],
+    "description": "Functions the model may call.",
+}
+
+
+class Thinking(Body):
+    type: Literal["enabled", "disabled"] | None = None
+    clear_thinking: bool | None = None
+    budget_tokens: int | None = None
+
+
+class ConversationFields(Body):
+    """What decides the prompt of a chat."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    tools: Annotated[tuple[Tool, ...], PlainValidator(_tools), WithJsonSchema(_TOOLS_SCHEMA)] = ()
+    tool_choice: Annotated[Any, WithJsonSchema({"enum": ["auto", "none", None]})] = None
+    parallel_tool_calls: bool | None = Field(None, description="Accepted; the model decides how many calls it makes.")
+    parse_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables for the chat template.")
+    reasoning_effort: str | None = Field(None, description="Given to the template; 'none' turns thinking off.")
+    reasoning_format: Literal["auto", "none", "deepseek", "deepseek-legacy"] | None = None
+    thinking: Thinking | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = Field(
+        None, description="Continue the last message. Absent: if it is an assistant's."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unsupported_in_chat(cls, raw: Any) -> Any:
+        if isinstance(raw, Mapping):
+            refuse_unsupported(raw, UNSUPPORTED_IN_CHAT, HARMLESS_IN_CHAT)
+        return raw
+
+    @model_validator(mode="after")
+    def _check_conversation(self) -> Self:
+        if self.tool_choice not in (None, "auto", "none"):
+            raise refuse("tool_choice", f"only 'auto' and 'none' are supported yet, but got {shown(self.tool_choice)}")
+        if self.thinking is not None and self.thinking.budget_tokens is not None:
+            raise refuse("thinking.budget_tokens", "a reasoning budget is not supported yet")
+        if isinstance((self.chat_template_kwargs or {}).get("enable_thinking"), str):
+            raise refuse("chat_template_kwargs.enable_thinking", "must be true or false, not a text")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise refuse("continue_final_message", "cannot be true together with 'add_generation_prompt'")
+        if self._continues and [message.role for message in self.messages[-2:]] == ["assistant", "assistant"]:
+            raise refuse("messages", "two assistant messages stand at the end; only one can be continued")
+        return self
+
+    @property
+    def offered_tools(self) -> tuple[Tool, ...]:
+        return () if self.tool_choice == "none" else self.tools
+
+    @property
+    def _continues(self) -> bool:
+        final = self.messages[-1]
+        if self.continue_final_message is None:
+            return final.role == "assistant" and not final.tool_calls and self.add_generation_prompt is not True
+        return self.continue_final_message
+
+    def conversation(self) -> Conversation:
+        continues = self._continues
+        return Conversation(
+            messages=tuple(message.to_domain() for message in self.messages),
+            tools=self.offered_tools,
+            template_kwargs=self._template_kwargs(),
+            add_generation_prompt=not continues and self.add_generation_prompt is not False,
+            continue_final_message=continues,
+        )
+
+    def _template_kwargs(self) -> dict[str, Any]:
+        """From the weakest to the strongest: reasoning_effort, thinking, chat_template_kwargs."""
+        kwargs: dict[str, Any] = {}
+        if self.reasoning_effort == "none":
+            kwargs["enable_thinking"] = False
+        elif self.reasoning_effort:
+            kwargs["reasoning_effort"] = self.reasoning_effort
+        if self.thinking is not None and self.thinking.type is not None:
+            kwargs["enable_thinking"] = self.thinking.type == "enabled"
+        if self.thinking is not None and self.thinking.clear_thinking is not None:
+            kwargs["clear_thinking"] = self.thinking.clear_thinking
+        return kwargs | (self.chat_template_kwargs or {})
+
+
+class ChatRequest(ConversationFields, GenerationFields):
+    """POST /v1/chat/completions."""
+
+    logprobs: bool | None = None
+    top_logprobs: Annotated[Int32, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+
+    @model_validator(mode="after")
+    def _check_fields_together(self) -> Self:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise refuse("top_logprobs", "needs 'logprobs' to be true")
+        if self.logprobs and self.stream and self.offered_tools:
+            raise refuse("logprobs", "is not supported together with 'tools' and 'stream'")
+        if self.grammar and self.offered_tools:
+            raise refuse("grammar", "is not supported together with 'tools'")
+        return self
+
+    @property
+    def n_logprobs(self) -> int | None:
+        if self.logprobs:
+            return DEFAULT_TOP_LOGPROBS if self.top_logprobs is None else self.top_logprobs
+        return self.n_probs or None
+
+
+class PromptRequest(ConversationFields):
+    """POST /apply-template and /v1/chat/completions/input_tokens; the other fields of a chat request are ignored."""
+
+    model: str | None = None
+
+
+class PromptAnswer(Body):
+    prompt: str
+
+
+class TokenCount(Body):
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int

@@ -1,0 +1,201 @@
+"""Sends an answer, streamed or whole, and notices when its client leaves.
+
+A handler that just waits is not stopped when the connection ends, and a response that streams notices it only when it
+writes. So `receive()` is watched here all the time, and leaving, by whatever way, closes the generation: its jobs are
+cancelled at once, queued, reading or generating.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Self, TypeVar
+
+from sse_starlette import EventSourceResponse, ServerSentEvent
+from sse_starlette.sse import SendTimeoutError
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from server.api.context import Api, Notes, api_of, notes_of
+from server.api.deadlines import Deadlines
+from server.api.errors import CLIENT_LEFT, error_frame, internal_error
+from server.api.render.parts import Writer, finish_reason
+from server.errors import GlmserveError
+from server.service import ChoiceEnd, ChoiceText, Generation, GenerationEvent, collect
+
+T = TypeVar("T")
+
+# A grammar is checked by the engine. For so long the headers of a stream wait for its word, so that a wrong one is a
+# plain 400.
+GRAMMAR_CHECK_S = 2.0
+
+
+async def answer(
+    request: Request,
+    open_generation: Callable[[], Awaitable[Generation]],
+    writer_of: Callable[[Generation], Writer],
+    *,
+    streams: bool,
+    ping_interval_s: float | None = None,
+) -> Response:
+    """Open a generation and answer with what it yields. Raises what opening raises, and for whole answers what the
+    generation raises. `ping_interval_s` replaces the server's; 0: no pings."""
+    api, notes = api_of(request), notes_of(request.scope)
+    notes.stream = streams
+
+    async def opened() -> Feed:
+        notes.generation = await open_generation()
+        return Feed(notes.generation, api, notes)
+
+    async def whole() -> bytes:
+        feed = await opened()
+        generation = feed.generation
+        return writer_of(generation).whole(await collect(feed, len(generation.choices)))
+
+    handed_over = False
+    try:
+        if not streams:
+            return Response(await unless_client_leaves(request, whole()), media_type="application/json")
+        feed = await unless_client_leaves(request, opened())
+        if feed.generation.choices[0].stream.job.sampling.grammar is not None:
+            await unless_client_leaves(request, feed.look_ahead(GRAMMAR_CHECK_S))
+        ping = api.options.ping_interval_s if ping_interval_s is None else ping_interval_s
+        response = EventStream(feed, writer_of(feed.generation), api, notes, ping or 0)
+        handed_over = True
+        return response
+    except ClientDisconnect:
+        notes.disconnected = True
+        return Response(status_code=CLIENT_LEFT)
+    finally:
+        if notes.generation is not None and not handed_over:
+            notes.generation.close()
+
+
+async def unless_client_leaves(request: Request, work: Coroutine[object, object, T]) -> T:
+    """The result of `work`, which is cancelled when the client leaves first (raises ClientDisconnect then). The body
+    of the request must have been read."""
+    task = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_client_leaves(request))
+    try:
+        await asyncio.wait((task, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientDisconnect
+    finally:
+        leaving.cancel()
+        task.cancel()
+        await asyncio.gather(task, leaving, return_exceptions=True)
+
+
+async def _client_leaves(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+class Feed:
+    """The events of a generation as long as the server's limits allow, noted for the log and the metrics."""
+
+    def __init__(self, generation: Generation, api: Api, notes: Notes) -> None:
+        self.generation = generation
+        self._deadlines = Deadlines(generation, api.engine, api.options)
+        self._metrics = api.metrics
+        self._notes = notes
+        self._last_text_at: dict[int, float] = {}
+        self._ahead: asyncio.Task[GenerationEvent] | None = None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> GenerationEvent:
+        if self._ahead is not None:
+            ahead, self._ahead = self._ahead, None
+            return await ahead
+        event = await self._deadlines.next_event()
+        self._note(event)
+        return event
+
+    async def look_ahead(self, timeout_s: float) -> None:
+        """Wait for the first event, but not for long. Raises what ends the generation before it."""
+
+        async def first() -> GenerationEvent:
+            return await anext(self)
+
+        ahead = asyncio.ensure_future(first())
+        try:
+            await asyncio.wait((ahead,), timeout=timeout_s)
+        except asyncio.CancelledError:
+            ahead.cancel()
+            raise
+        if ahead.done():
+            ahead.result()
+        self._ahead = ahead
+
+    def close(self) -> None:
+        if self._ahead is not None:
+            self._ahead.cancel()
+        self.generation.close()
+
+    def _note(self, event: GenerationEvent) -> None:
+        match event:
+            case ChoiceText(choice):
+                now = time.perf_counter()
+                if self._notes.first_text_at is None:
+                    self._notes.first_text_at = now
+                before = self._last_text_at.get(choice)
+                if before is not None:
+                    self._metrics.gap((now - before) * 1e3)
+                self._last_text_at[choice] = now
+            case ChoiceEnd(choice):
+                has_calls = self.generation.choices[choice].has_tool_calls
+                self._notes.finish_reasons.append(finish_reason(event.reason, has_tool_calls=has_calls))
+
+
+class EventStream(EventSourceResponse):
+    """An event stream whose generation is closed when it ends, by whatever way: sent to the end, client gone, client
+    that takes nothing more, or server stopped."""
+
+    def __init__(self, feed: Feed, writer: Writer, api: Api, notes: Notes, ping_interval_s: float) -> None:
+        super().__init__(
+            self._frames(feed, writer),
+            headers={"Cache-Control": "no-cache"},  # X-Accel-Buffering: no comes from the base
+            ping=ping_interval_s,
+            ping_message_factory=lambda: ServerSentEvent(comment="", sep="\n"),
+            sep="\n",
+            send_timeout=api.options.timeout_s if api.options.timeout_s > 0 else None,
+            # The base would end streams as soon as the server is told to stop; ours may finish within its grace.
+            shutdown_grace_period=math.inf,
+        )
+        self._feed = feed
+        self._metrics = api.metrics
+        self._notes = notes
+        self._complete = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            with self._metrics.open_stream():
+                await super().__call__(scope, receive, send)
+        except SendTimeoutError:
+            self._notes.error_code = "send_timeout"
+        finally:
+            self._notes.disconnected = not self._complete
+            self._feed.close()
+
+    async def _frames(self, feed: Feed, writer: Writer) -> AsyncIterator[bytes]:
+        """An error that comes after the 200 is the last frame of the stream."""
+        try:
+            async for event in feed:
+                if frames := writer.chunk(event):
+                    yield frames
+            if frames := writer.last():
+                yield frames
+        except GlmserveError as error:
+            self._notes.error_code = error.code
+            yield error_frame(error)
+        except Exception as error:  # noqa: BLE001 - a fault of ours; the client must not wait for the rest
+            failure = internal_error(error, "streaming an answer")
+            self._notes.error_code = failure.code
+            yield error_frame(failure)
+        self._complete = True

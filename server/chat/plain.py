@@ -1,0 +1,30 @@
+"""The plain dialect: all that the model writes is content."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from server.chat.messages import ContentDelta, Delta, EndOfText, Prompt, Tool
+
+
+class PlainParser:
+    def feed(self, text: str) -> list[Delta]:
+        return [ContentDelta(text)] if text else []
+
+    def finish(self, end: EndOfText) -> list[Delta]:
+        return []
+
+
+class PlainDialect:
+    """For models whose turns have no tags that this project reads."""
+
+    @property
+    def name(self) -> str:
+        return "plain"
+
+    @property
+    def shows_special_tokens(self) -> bool:
+        return False
+
+    def parser(self, prompt: Prompt, tools: Sequence[Tool]) -> PlainParser:
+        return PlainParser()
