@@ -229,7 +229,12 @@ DEVICES = Group(
             main=True,
         ),
         flag(
-            "-mg --main-gpu", Whole(most=255), 0, "the GPU to use with --split-mode none", llama="MAIN_GPU", main=True
+            "-mg --main-gpu",
+            Whole(most=255, sample="1"),
+            0,
+            "the GPU to use with --split-mode none",
+            llama="MAIN_GPU",
+            main=True,
         ),
         flag(
             "-dev --device",

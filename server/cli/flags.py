@@ -26,7 +26,7 @@ HTTP = Group(
         ),
         flag(
             "--port",
-            Whole(most=65535, metavar="PORT"),
+            Whole(most=65535, metavar="PORT", sample="8080"),
             8080,
             "port to listen on; 0: any free one",
             llama="PORT",

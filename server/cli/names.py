@@ -47,9 +47,8 @@ class Names:
         return iter(self._by_name)
 
     def nearest(self, name: str) -> list[str]:
-        """Up to three names like this one: flags of the server if any is close, else others that are known."""
-        ours = [known for known, named in self._by_name.items() if not isinstance(named.target, Foreign)]
-        return close_to(name.replace("_", "-"), ours) or close_to(name.replace("_", "-"), list(self._by_name))
+        """Up to three names like this one, the closest first."""
+        return close_to(name.replace("_", "-"), self._by_name)
 
 
 def close_to(word: str, words: Iterable[str], cutoff: float = 0.6) -> list[str]:

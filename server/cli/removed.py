@@ -135,7 +135,12 @@ FOREIGN: tuple[Foreign, ...] = (
         off="--no-context-shift",
     ),
     _ignored("the context is never shifted, so nothing needs keeping", "--keep", same="0"),
-    _ignored("parts of a prompt are not moved in the cache; equal beginnings are reused", "--cache-reuse", same="0"),
+    _ignored(
+        "parts of a prompt are not moved in the cache; equal beginnings are reused",
+        "--cache-reuse",
+        env="CACHE_REUSE",
+        same="0",
+    ),
     _ignored(_CACHE_LATER, "-cram --cache-ram", env="CACHE_RAM", same="0"),
     _ignored(_CACHE_LATER, "--cache-idle-slots", env="CACHE_IDLE_SLOTS", value=False, off="--no-cache-idle-slots"),
     _ignored(

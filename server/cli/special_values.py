@@ -198,6 +198,9 @@ class SamplerLetters(Samplers):
             raise BadValue(self.rule)
         return tuple(names[letter] for letter in text)
 
+    def plain(self, value: Any) -> Any:
+        return "".join(SAMPLER_LETTERS[name] for name in value)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JsonObject(Kind):

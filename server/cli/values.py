@@ -75,6 +75,7 @@ class Whole(Kind):
     """A whole number within bounds. `words` are further texts allowed, with the value each stands for."""
 
     metavar: str = "N"
+    sample: str = "8"
     least: int = 0
     most: int | None = None
     words: Mapping[str, int | None] = field(default_factory=dict)
@@ -108,6 +109,7 @@ class Number(Kind):
     """A finite number within bounds; `above` excludes the lower bound itself."""
 
     metavar: str = "X"
+    sample: str = "0.5"
     least: float = -math.inf
     most: float = math.inf
     above: bool = False
