@@ -57,7 +57,7 @@ class HttpOptions:
     api_keys: tuple[str, ...] = field(default=(), repr=False)  # empty: no key is asked for
     tls: TlsOptions | None = None
     cors: CorsOptions = field(default_factory=CorsOptions)
-    timeout_s: float = 3600.0  # a connection that neither reads nor writes for so long is closed
+    timeout_s: float = 3600.0  # a request without progress for so long is given up; 0: never
     queue_timeout_s: float | None = None  # longest wait for a slot, then 503; None: no limit
     request_limit_s: float | None = None  # longest life of a request, waiting included, then 504; None: no limit
     ping_interval_s: float | None = 30.0  # between keep-alive comments of a silent stream; None: none are sent

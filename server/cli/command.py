@@ -22,6 +22,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except StartError as error:
         print(f"error: {error.message}", file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:
+        return 130  # interrupted before the app's own handlers were in place; 128 + SIGINT
     except BrokenPipeError:
         # The reader of our output (a pager, head) is gone; Python would complain once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

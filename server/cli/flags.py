@@ -71,7 +71,13 @@ HTTP = Group(
             llama="CORS_CREDENTIALS",
             off="--no-cors-credentials",
         ),
-        flag("-to --timeout", _SECONDS, 3600.0, "close a connection that is silent for so long", llama="TIMEOUT"),
+        flag(
+            "-to --timeout",
+            _SECONDS,
+            3600.0,
+            "seconds of silence before a request is dropped; 0: never",
+            llama="TIMEOUT",
+        ),
         flag(
             "--sse-ping-interval",
             Whole(least=1, metavar="S", words={"off": None, "-1": None, "0": None}, sample="30"),

@@ -16,14 +16,14 @@ from server.errors import LoadError, PortError
 class FakeApp(ModuleType):
     """Stands where server.app is, so that nothing starts."""
 
-    def __init__(self, result: int | Exception = 0) -> None:
+    def __init__(self, result: int | BaseException = 0) -> None:
         super().__init__("server.app")
         self.result = result
         self.configs: list[Config] = []
 
     def run(self, config: Config) -> int:
         self.configs.append(config)
-        if isinstance(self.result, Exception):
+        if isinstance(self.result, BaseException):
             raise self.result
         return self.result
 
@@ -82,6 +82,12 @@ def test_mistakes_are_one_line_and_a_code(
     assert captured.err.startswith("error: ")
     assert words in captured.err
     assert app.configs == []
+
+
+def test_an_early_interrupt_is_no_traceback(app: FakeApp, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    app.result = KeyboardInterrupt()
+    assert main(["--gguf", str(model)]) == 130
+    assert capsys.readouterr().err == ""
 
 
 def test_devices_are_listed_by_the_app(app: FakeApp) -> None:
