@@ -235,6 +235,10 @@ class EngineClient:
         if job_id in self._streams and self._writer is not None:
             self._writer.write(encode_frame([Cancel(job_id)]))
 
+    def stop_accepting(self) -> None:
+        """Refuse new jobs and questions from now on; what is open goes on."""
+        self.status = dataclasses.replace(self._status, state=EngineState.STOPPING, progress=None)
+
     def ask_to_stop(self) -> None:
         """Ask the engine process to end, if there is one."""
         if self._writer is not None:
@@ -286,7 +290,8 @@ class EngineClient:
                 self.status = dataclasses.replace(self._status, progress=progress, phase=phase)
             case Ready(facts):
                 self._facts = facts
-                self.status = EngineStatus(EngineState.READY, restarts=self._status.restarts)
+                if self._status.state is not EngineState.STOPPING:
+                    self.status = EngineStatus(EngineState.READY, restarts=self._status.restarts)
             case LoadFailed(message):
                 self.load_failure = message
             case Tokens(call_id) | Detokenized(call_id) | Pieces(call_id) | CallFailed(call_id):
