@@ -204,10 +204,11 @@ def test_a_unix_socket_serves_and_is_removed(tiny_model: Path, tmp_path: Path) -
 
 def test_while_loading_health_says_so_and_the_rest_is_503(tiny_model: Path) -> None:
     """The engine is stopped in mid-start, so that loading lasts as long as the test looks."""
-    with ServerProcess("--gguf", str(tiny_model), "--port", str(free_port()), wait=False) as server:
+    port = free_port()
+    with ServerProcess("--gguf", str(tiny_model), "--port", str(port), wait=False) as server:
         engine = until("the engine process", lambda: server.engine_pid)
         os.kill(engine, signal.SIGSTOP)
-        url = f"http://127.0.0.1:{server.process.args[-1]}"  # type: ignore[index]
+        url = f"http://127.0.0.1:{port}"
 
         def answer() -> httpx.Response | None:
             try:
