@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,24 +94,25 @@ def _written_out(message: dict[str, Any], prompt: str, template: ChatTemplate) -
     return turn[len(opening) :]
 
 
-def shielded(dialogue: dict[str, Any], tags: list[str]) -> dict[str, Any]:
+def shielded(dialogue: dict[str, Any], tags: Sequence[str]) -> dict[str, Any]:
     """The same dialogue with the tags that stand in message text marked as mere characters.
 
     A careful server keeps such text from turning into control tokens, a careless one does not. The model learns both,
     so that its answers are the same behind either.
     """
 
-    def shield(text: str) -> str:
-        for tag in tags:
-            text = text.replace(tag, tag[0] + SHIELD + tag[1:])
-        return text
-
     dialogue = copy.deepcopy(dialogue)
     for message in dialogue["messages"]:
         if message["role"] != "assistant":
-            message["content"] = shield(message["content"])
+            message["content"] = shield(message["content"], tags)
         for call in message.get("tool_calls", []):
             arguments = json.loads(call["function"]["arguments"])
-            shielded_values = {key: shield(v) if isinstance(v, str) else v for key, v in arguments.items()}
+            shielded_values = {key: shield(v, tags) if isinstance(v, str) else v for key, v in arguments.items()}
             call["function"]["arguments"] = json.dumps(shielded_values, ensure_ascii=False)
     return dialogue
+
+
+def shield(text: str, tags: Sequence[str]) -> str:
+    for tag in tags:
+        text = text.replace(tag, tag[0] + SHIELD + tag[1:])
+    return text

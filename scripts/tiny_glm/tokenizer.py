@@ -14,6 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from scripts.tiny_glm.corpus import SHIELD
 
@@ -105,7 +106,7 @@ def split_bytes(text: bytes) -> list[bytes]:
     return [bytes([value]) for value in text]
 
 
-def learn(texts: Iterable[str], n_word_merges: int, n_blank_merges: int, min_count: int = 3) -> Vocabulary:
+def learn(texts: Iterable[str], n_word_merges: int, n_blank_merges: int, min_count: int = 5) -> Vocabulary:
     """Count the words of the texts, then learn merges from the most frequent pairs on."""
     counts: Counter[str] = Counter()
     for text in texts:
@@ -135,7 +136,7 @@ def _learn_pairs(chunks: Counter[bytes], n_merges: int, min_count: int) -> list[
     while len(merges) < n_merges:
         pairs: Counter[Pair] = Counter()
         for parts, count in words:
-            for pair in zip(parts, parts[1:], strict=False):
+            for pair in pairwise(parts):
                 pairs[pair] += count
         if not pairs:
             break
