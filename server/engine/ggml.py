@@ -2,7 +2,7 @@
 
 Device functions are declared over `libggml.so.0`, the very file that libllama loads. The wheel also holds a plain
 `libggml.so`; it is a second copy with its own, empty device registry, and must never be opened.
-Source of the declarations: ggml/include/ggml-backend.h, gguf.h, ggml.h.
+Source of the declarations: ggml/include/ggml-backend.h, ggml.h.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import ctypes
 import importlib
 import importlib.util
 import os
+import socket
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,10 +20,10 @@ from types import ModuleType
 from typing import Any
 
 from server.engine.messages import DeviceInfo
-from server.errors import ConfigError, LoadError, ModelFileError
+from server.errors import ConfigError, LoadError
 
 _KINDS = ("cpu", "gpu", "igpu", "accel", "meta")  # enum ggml_backend_dev_type
-_GGUF_TYPE_STRING = 8
+_CONNECT_TIMEOUT_S = 5.0
 _HANDLE = ctypes.c_void_p
 _TEXT = ctypes.c_char_p
 _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
@@ -44,15 +45,7 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "ggml_backend_register": (None, [_HANDLE]),
     "ggml_backend_reg_by_name": (_HANDLE, [_TEXT]),
     "ggml_backend_reg_get_proc_address": (_HANDLE, [_HANDLE, _TEXT]),
-    "gguf_free": (None, [_HANDLE]),
-    "gguf_find_key": (ctypes.c_int64, [_HANDLE, _TEXT]),
-    "gguf_get_kv_type": (ctypes.c_int, [_HANDLE, ctypes.c_int64]),
-    "gguf_get_val_str": (_TEXT, [_HANDLE, ctypes.c_int64]),
 }
-
-
-class _GgufInitParams(ctypes.Structure):
-    _fields_ = [("no_alloc", ctypes.c_bool), ("ctx", _HANDLE)]
 
 
 def load_bindings() -> ModuleType:
@@ -79,14 +72,6 @@ class Device:
         return self.info.kind in ("gpu", "igpu")
 
 
-@dataclass(frozen=True, slots=True)
-class ModelHeader:
-    """What must be known of a model file before its weights are read."""
-
-    architecture: str
-    is_mla: bool  # multi-head latent attention: one K-only cache
-
-
 class Ggml:
     """Typed access to the device registry. Handles are plain addresses, valid as long as the process lives."""
 
@@ -102,8 +87,6 @@ class Ggml:
         for name, (result, arguments) in _PROTOTYPES.items():
             function = getattr(self._lib, name)
             function.restype, function.argtypes = result, arguments
-        self._lib.gguf_init_from_file.restype = _HANDLE
-        self._lib.gguf_init_from_file.argtypes = [_TEXT, _GgufInitParams]
 
     # ── devices ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -146,12 +129,8 @@ class Ggml:
         address = self._lib.ggml_backend_reg_get_proc_address(registry, b"ggml_backend_rpc_add_server")
         add_server = ctypes.CFUNCTYPE(_HANDLE, _TEXT)(address)
         for endpoint in endpoints:
-            server = add_server(endpoint.encode())
-            if not server:
-                raise ConfigError(
-                    f"--rpc: no rpc-server answers at '{endpoint}'; start it first, or correct the address"
-                )
-            self._lib.ggml_backend_register(server)
+            _require_listener(endpoint)  # llama.cpp aborts the process when nobody answers
+            self._lib.ggml_backend_register(add_server(endpoint.encode()))
 
     # ── buffer types ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -169,33 +148,26 @@ class Ggml:
             if handle:
                 yield handle
 
-    # ── build and model files ─────────────────────────────────────────────────────────────────────────────────────────
-
     def commit(self) -> str:
         """Short commit hash that the library was built from; empty if it does not know."""
         commit = _text(self._lib.ggml_commit()).removesuffix("-dirty")
         return "" if commit == "unknown" else commit
 
-    def read_header(self, path: str) -> ModelHeader:
-        """Read a GGUF's metadata (a few ms; no weights). Raises ModelFileError; the native log says more."""
-        gguf = self._lib.gguf_init_from_file(os.fsencode(path), _GgufInitParams(no_alloc=True, ctx=None))
-        if not gguf:
-            raise ModelFileError(f"'{path}' is not a GGUF file that this llama.cpp can read")
-        try:
-            key = self._lib.gguf_find_key(gguf, b"general.architecture")
-            if key < 0 or self._lib.gguf_get_kv_type(gguf, key) != _GGUF_TYPE_STRING:
-                raise ModelFileError(f"'{path}' has no general.architecture: it is not a model file")
-            architecture = _text(self._lib.gguf_get_val_str(gguf, key))
-            mla_key = f"{architecture}.attention.key_length_mla".encode()
-            is_mla = self._lib.gguf_find_key(gguf, mla_key) >= 0 or architecture == "deepseek4"
-            return ModelHeader(architecture, is_mla)
-        finally:
-            self._lib.gguf_free(gguf)
-
 
 def list_devices() -> list[DeviceInfo]:
     """The devices that llama.cpp sees on this machine, the CPU among them."""
     return [device.info for device in Ggml(load_bindings()).devices()]
+
+
+def _require_listener(endpoint: str) -> None:
+    host, _, port = endpoint.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), timeout=_CONNECT_TIMEOUT_S):
+            pass
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"--rpc: no rpc-server answers at '{endpoint}' ({error}); start it first, or correct the host:port"
+        ) from error
 
 
 def _text(value: bytes | None) -> str:

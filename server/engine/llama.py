@@ -24,6 +24,7 @@ from server.engine.sampler_chain import SamplerSource
 from server.engine.sampling import LlamaSampler
 from server.engine.vocabulary import Vocabulary
 from server.errors import LoadError, ModelFileError
+from server.gguf import read_header
 
 OnProgress = Callable[[str, float], None]
 
@@ -94,7 +95,7 @@ class LlamaBackend:
         ggml = Ggml(bindings)
         if options.rpc_servers:
             ggml.add_rpc_servers(options.rpc_servers)
-        params = native_params.build(bindings, ggml, options, ggml.read_header(options.path))
+        params = native_params.build(bindings, ggml, options, read_header(options.path))
         model = _load_model(bindings, log, options, params, on_progress)
         try:
             on_progress("creating the context", 0.0)

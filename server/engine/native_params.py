@@ -12,9 +12,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from server.engine.ggml import Device, Ggml, ModelHeader
+from server.engine.ggml import Device, Ggml
 from server.engine.options import ModelOptions
 from server.errors import ConfigError
+from server.gguf import Header
 
 SPLIT_MODES = {"none": 0, "layer": 1, "tensor": 3}  # enum llama_split_mode; "row" exists no more on CUDA
 LOAD_MODES = {"auto": -1, "none": 0, "mmap": 1, "mlock": 2, "mmap+mlock": 3, "dio": 4}  # enum llama_load_mode
@@ -84,7 +85,7 @@ class NativeParams:
     keep_alive: list[object]
 
 
-def build(bindings: ModuleType, ggml: Ggml, options: ModelOptions, header: ModelHeader) -> NativeParams:
+def build(bindings: ModuleType, ggml: Ggml, options: ModelOptions, header: Header) -> NativeParams:
     """Raises ConfigError when the options contradict each other, the model or the machine."""
     devices = _chosen_devices(ggml, options)
     warnings = _check(options, header, devices, int(bindings.llama_max_parallel_sequences()))
@@ -96,7 +97,7 @@ def build(bindings: ModuleType, ggml: Ggml, options: ModelOptions, header: Model
 # ── checks ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _check(options: ModelOptions, header: ModelHeader, gpus: list[Device], max_sequences: int) -> list[str]:
+def _check(options: ModelOptions, header: Header, gpus: list[Device], max_sequences: int) -> list[str]:
     _check_names(options)
     _check_sizes(options, max_sequences)
     _check_cache_types(options, header)
@@ -138,9 +139,9 @@ def _check_sizes(options: ModelOptions, max_sequences: int) -> None:
         raise ConfigError(f"--ubatch-size {options.n_ubatch} is not possible; use 1 or more")
 
 
-def _check_cache_types(options: ModelOptions, header: ModelHeader) -> None:
+def _check_cache_types(options: ModelOptions, header: Header) -> None:
     type_k, type_v = options.cache_type_k, options.cache_type_v
-    if header.is_mla and type_k != type_v:
+    if type_k != type_v and _has_latent_cache(header):
         raise ConfigError(
             f"--cache-type-k {type_k} and --cache-type-v {type_v} differ, but '{header.architecture}' models keep one "
             f"latent for both; set both flags to the same type"
@@ -160,7 +161,12 @@ def _check_cache_types(options: ModelOptions, header: ModelHeader) -> None:
             raise ConfigError("--split-mode tensor needs flash attention; use --flash-attn auto or --split-mode layer")
 
 
-def _check_devices(options: ModelOptions, header: ModelHeader, gpus: list[Device]) -> list[str]:
+def _has_latent_cache(header: Header) -> bool:
+    """Multi-head latent attention: K and V are views of one tensor (llama_hparams::is_mla)."""
+    return header.architecture == "deepseek4" or bool(header.integer(f"{header.architecture}.attention.key_length_mla"))
+
+
+def _check_devices(options: ModelOptions, header: Header, gpus: list[Device]) -> list[str]:
     asked = options.n_gpu_layers
     if asked is not None and asked != 0 and not gpus:
         wanted = "all" if asked < 0 else str(asked)

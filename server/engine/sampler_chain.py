@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import math
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,6 +24,9 @@ _RANDOM_SEED = 0xFFFFFFFF  # LLAMA_DEFAULT_SEED
 _MIROSTAT_M = 100  # common/sampling.cpp
 _STDERR = 2
 _LONGEST_COMPLAINT = 200  # characters
+_MAX_GRAMMAR_BYTES = 128 << 10
+_MAX_GRAMMAR_NESTING = 1000
+_GRAMMAR_LITERAL = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*')
 _SAMPLERS = frozenset(
     {"penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature", "infill"}
     | {"adaptive_p"}
@@ -208,6 +212,7 @@ def parse_grammar(source: SamplerSource, grammar: str) -> int:
     if grammar.startswith("%llguidance"):
         raise InvalidRequest("this build reads GBNF grammars only; %llguidance is not compiled in", param="grammar")
     text = grammar.encode("utf-8", errors="replace")
+    _check_grammar_size(grammar, len(text))
     # the parser prints its complaint, and the whole grammar, straight to stderr
     with _captured_stderr() as captured:
         sampler: int | None = source.bindings.llama_sampler_init_grammar(source.vocabulary.handle, text, b"root")
@@ -216,6 +221,25 @@ def parse_grammar(source: SamplerSource, grammar: str) -> int:
     if sampler:
         return sampler
     raise InvalidRequest(f"the grammar cannot be used: {_complaint(said)}", param="grammar")
+
+
+def _check_grammar_size(grammar: str, n_bytes: int) -> None:
+    """llama.cpp's parser recurses per parenthesis and per rule, and is quadratic in alternatives: a monstrous grammar
+    would overflow the stack of this process or hold up every other request."""
+    if n_bytes > _MAX_GRAMMAR_BYTES:
+        raise InvalidRequest(
+            f"the grammar has {n_bytes:,} bytes; at most {_MAX_GRAMMAR_BYTES:,} are possible", param="grammar"
+        )
+    if grammar.count("(") > _MAX_GRAMMAR_NESTING:
+        depth = deepest = 0
+        for char in _GRAMMAR_LITERAL.sub("", grammar):
+            depth += (char == "(") - (char == ")")
+            deepest = max(deepest, depth)
+        if deepest > _MAX_GRAMMAR_NESTING:
+            raise InvalidRequest(
+                f"the grammar nests {deepest:,} parentheses; at most {_MAX_GRAMMAR_NESTING:,} are possible",
+                param="grammar",
+            )
 
 
 def _complaint(said: str) -> str:

@@ -19,6 +19,7 @@ from server.engine.messages import Job, TokenLogprob, TopToken
 from server.engine.sampler_chain import SamplerSource
 from server.errors import InvalidRequest
 
+_BLOCK = 256
 _LOWEST = -3.4028234663852886e38  # llama.cpp's logarithm of 0, which JSON can carry
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])  # struct llama_token_data
 
@@ -146,11 +147,17 @@ class LlamaSampler:
 
 
 def _largest(values: NDArray[np.float32], n: int) -> NDArray[np.intp]:
-    """Indices of the `n` largest values, largest first."""
+    """Indices of the `n` largest values, largest first. Selecting among all is slow (0.7 ms for 50,000), so blocks that
+    cannot hold one of them are passed over: `n` block maxima reach the bound, hence so do the `n` largest."""
     n = min(n, len(values))
-    indices = np.argpartition(values, len(values) - n)[len(values) - n :]
-    ordered: NDArray[np.intp] = indices[np.argsort(-values[indices], kind="stable")]
-    return ordered
+    n_blocks = len(values) // _BLOCK
+    if n <= n_blocks:
+        maxima = values[: n_blocks * _BLOCK].reshape(n_blocks, _BLOCK).max(axis=1)
+        indices = np.flatnonzero(values >= np.partition(maxima, n_blocks - n)[n_blocks - n])
+    else:
+        indices = np.arange(len(values))
+    largest: NDArray[np.intp] = indices[np.argsort(-values[indices], kind="stable")][:n]
+    return largest
 
 
 def _finite(logprob: float) -> float:

@@ -20,7 +20,7 @@ CONTROL_TEXTS = ("<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|user|>
 BOS_TEXT, EOS_TEXT = "<s>", "<|im_end|>"
 N_CTX_TRAIN = 4096
 
-_N_EMBD, _N_HEAD, _N_HEAD_KV, _N_LAYER, _N_FF = 64, 2, 1, 2, 128  # head size 32: quantised caches fit
+_N_EMBD, _N_HEAD_KV, _N_LAYER, _N_FF = 64, 1, 2, 128
 _WORDS = (
     "the of and to in is you that it he was for on are with as his they be at one have this from or had by hot word"
 )
@@ -44,9 +44,10 @@ def write_tiny_gguf(
     n_ctx_train: int = N_CTX_TRAIN,
     chat_template: str | None = CHAT_TEMPLATE,
     architecture: str = "llama",
+    n_head: int = 2,
 ) -> Path:
     """Write the model to `path` and return it. The same arguments give the same bytes. `architecture` only renames:
-    llama.cpp loads "llama"; other names serve tests of refusals."""
+    llama.cpp loads "llama"; other names serve tests of refusals. With 2 heads, of size 32, a quantised cache fits."""
     tokens = vocabulary()
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_name("tiny")
@@ -54,14 +55,14 @@ def write_tiny_gguf(
     writer.add_embedding_length(_N_EMBD)
     writer.add_block_count(_N_LAYER)
     writer.add_feed_forward_length(_N_FF)
-    writer.add_head_count(_N_HEAD)
+    writer.add_head_count(n_head)
     writer.add_head_count_kv(_N_HEAD_KV)
     writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_dimension_count(_N_EMBD // _N_HEAD)
+    writer.add_rope_dimension_count(_N_EMBD // n_head)
     writer.add_vocab_size(len(tokens))
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
-    _add_tokenizer(writer, tokens, chat_template)
-    for name, tensor in _tensors(len(tokens), seed).items():
+    add_tokenizer(writer, tokens, chat_template)
+    for name, tensor in _tensors(len(tokens), seed, n_head).items():
         writer.add_tensor(name, tensor)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -70,7 +71,7 @@ def write_tiny_gguf(
     return path
 
 
-def _add_tokenizer(writer: gguf.GGUFWriter, tokens: list[str], chat_template: str | None) -> None:
+def add_tokenizer(writer: gguf.GGUFWriter, tokens: list[str], chat_template: str | None) -> None:
     kinds = [_kind(token) for token in tokens]
     writer.add_tokenizer_model("llama")
     writer.add_token_list(tokens)
@@ -95,9 +96,9 @@ def _kind(token: str) -> gguf.TokenType:
     return gguf.TokenType.NORMAL
 
 
-def _tensors(n_vocab: int, seed: int) -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float32]]]:
+def _tensors(n_vocab: int, seed: int, n_head: int) -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float32]]]:
     random = np.random.default_rng(seed)
-    n_kv = _N_EMBD // _N_HEAD * _N_HEAD_KV
+    n_kv = _N_EMBD // n_head * _N_HEAD_KV
 
     def matrix(rows: int, columns: int, gain: float) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
         values: np.ndarray[tuple[int, ...], np.dtype[np.float32]]
