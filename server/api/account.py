@@ -9,7 +9,6 @@ from collections.abc import Callable
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.api.context import Notes, keep_notes
-from server.api.errors import error_response, internal_error, status_and_type
 from server.ops.access import log_request
 from server.ops.metrics import Metrics
 
@@ -17,7 +16,7 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,64}")
 
 
 class Account:
-    """Middleware, outside of all others but the mending of paths. What escapes the app becomes a 500 here."""
+    """Middleware, outside of all others but the mending of paths."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, pattern_of: Callable[[Scope], str]) -> None:
         self._app = app
@@ -37,7 +36,11 @@ class Account:
         )
         keep_notes(scope, notes)
 
+        complete = False
+
         async def send_noting(message: Message) -> None:
+            nonlocal complete
+            complete = message["type"] == "http.response.body" and not message.get("more_body", False)
             if message["type"] == "http.response.start":
                 notes.status = message["status"]
                 message = {**message, "headers": [*message["headers"], (b"x-request-id", notes.request_id.encode())]}
@@ -46,13 +49,11 @@ class Account:
         self._metrics.request_started(notes.route)
         try:
             await self._app(scope, receive, send_noting)
-        except Exception as error:  # a fault of ours: the client still gets an answer in the usual form
-            failure = internal_error(error, f"serving {notes.method} {notes.route}")
-            notes.error_code = failure.code
-            if notes.status:
-                raise  # too late for another answer; the server closes the connection
-            await error_response(failure)(scope, receive, send_noting)
-            notes.status = status_and_type(failure)[0]
+        except Exception:
+            # The router's outermost layer raises what it has answered and logged already (errors.py). Anything else is
+            # for the server, which closes the connection.
+            if not complete:
+                raise
         finally:
             record = notes.record()
             self._metrics.request_finished(record)

@@ -20,7 +20,7 @@ class Authenticate:
     def __init__(self, app: ASGIApp, keys: Sequence[str], prefix: str) -> None:
         self._app = app
         self._keys = [key.encode() for key in keys]
-        self._public = {prefix + path for path in PUBLIC_PATHS} | {prefix or "/"}
+        self._public = {prefix + path for path in PUBLIC_PATHS}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or not self._keys or scope["path"] in self._public or scope["method"] == "OPTIONS":

@@ -139,5 +139,12 @@ def register_handlers(app: FastAPI) -> None:
         body["error"]["code"] = error.status_code
         return Response(to_json(body), error.status_code, error.headers, media_type="application/json")
 
+    async def on_fault(request: Request, error: Exception) -> Response:
+        notes = notes_of(request.scope)
+        failure = internal_error(error, f"serving {notes.method} {notes.route}")
+        notes.error_code = failure.code
+        return error_response(failure)
+
+    app.add_exception_handler(Exception, on_fault)
     app.add_exception_handler(GlmserveError, on_known)
     app.add_exception_handler(HTTPException, on_http)

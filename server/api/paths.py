@@ -56,6 +56,8 @@ class MendPaths:
                 mended = mended[:-1]
             while mended.startswith(self._doubled) or mended == self._doubled[:-1]:
                 mended = self._prefix + mended[len(self._prefix) + len("/v1") :]
+            if mended == self._prefix:
+                mended += "/"
             head = scope["method"] == "HEAD"
             if mended != path or head:
                 scope = {**scope, "path": mended, "method": "GET" if head else scope["method"]}
@@ -87,7 +89,7 @@ class RouteTable:
         self._prefix = prefix
         routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
         self._known = [
-            _Known(route.path, compile_path(prefix + route.path)[0], frozenset(route.methods)) for route in routes
+            _Known(route.path, compile_path(prefix + route.path)[0], frozenset(route.methods or ())) for route in routes
         ]
 
     def pattern_of(self, scope: Scope) -> str:
@@ -111,11 +113,11 @@ class RouteTable:
         return [known for known in self._known if known.regex.match(path)]
 
     def _suggestion(self, path: str) -> str:
-        known = {route.pattern: route for route in self._known if "{" not in route.pattern}
-        near = _nearest(path.lower(), list(known))
+        near = _nearest(path.lower(), [known.pattern for known in self._known if "{" not in known.pattern])
         if near is None:
-            return f"the base URL for OpenAI clients ends in {self._prefix}/v1, and / lists the routes"
-        return f"did you mean {' or '.join(sorted(known[near].methods))} {self._prefix}{near}?"
+            return f"the base URL for OpenAI clients ends in {self._prefix}/v1, and {self._prefix}/ lists the routes"
+        methods = {method for known in self._known if known.pattern == near for method in known.methods}
+        return f"did you mean {' or '.join(sorted(methods))} {self._prefix}{near}?"
 
 
 def _nearest(path: str, patterns: Sequence[str]) -> str | None:

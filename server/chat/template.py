@@ -118,8 +118,7 @@ class ChatTemplate:
             raise InvalidRequest(
                 f"{self.name} cannot render these messages: {type(error).__name__}: {error}", param="messages"
             ) from error
-        # The JSON text of arguments can hold half a surrogate pair, which no tokenizer takes.
-        return text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+        return _without_half_pairs(text)
 
 
 class TemplateRefusal(Exception):
@@ -237,6 +236,15 @@ def _prefill(final: Message, mark: Callable[[str], str], *, opens_in_reasoning: 
     if opens_in_reasoning and content:
         return f"{reasoning}{THINK_CLOSE}{content}", False
     return reasoning + content, opens_in_reasoning
+
+
+def _without_half_pairs(text: str) -> str:
+    """The JSON text of arguments can hold half a surrogate pair, which no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
 
 
 # ── the environment ──────────────────────────────────────────────────────────────────────────────────────────────────

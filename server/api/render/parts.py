@@ -80,16 +80,20 @@ def timings(t: Timings) -> dict[str, Any]:
         "prompt_n": t.prompt_n,
         "prompt_ms": t.prompt_ms,
         "prompt_per_token_ms": t.prompt_ms / t.prompt_n if t.prompt_n else 0.0,
-        "prompt_per_second": 1e3 / t.prompt_ms * t.prompt_n if t.prompt_ms > 0 else 0.0,
+        "prompt_per_second": _per_second(t.prompt_n, t.prompt_ms),
         "predicted_n": t.predicted_n,
         "predicted_ms": t.predicted_ms,
         "predicted_per_token_ms": t.predicted_ms / steps if steps else 0.0,
-        "predicted_per_second": 1e3 / t.predicted_ms * steps if t.predicted_ms > 0 else 0.0,
+        "predicted_per_second": _per_second(steps, t.predicted_ms),
     }
     if t.draft_n:
         shown["draft_n"] = t.draft_n
         shown["draft_n_accepted"] = t.draft_n_accepted
     return shown
+
+
+def _per_second(n: int, ms: float) -> float:
+    return 1e3 / ms * n if ms > 1e-9 else 0.0
 
 
 def usage(u: Usage) -> dict[str, Any]:

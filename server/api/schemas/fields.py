@@ -24,7 +24,7 @@ _SHOWN = 80  # characters of a wrong value that a message quotes
 class Body(BaseModel):
     """Base of all bodies. Wrong types are refused, never converted; fields that nobody knows are ignored."""
 
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True, defer_build=True)
 
 
 def _integral(value: Any) -> Any:
