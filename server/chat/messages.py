@@ -52,7 +52,7 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class PromptSpan:
-    """A piece of the rendered prompt. `literal`: text of a message, in which control-token texts are mere characters."""
+    """A piece of the rendered prompt. `literal`: text of a message, where control-token texts are mere characters."""
 
     text: str
     literal: bool
@@ -73,12 +73,20 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningDelta:
+    """`takes_back` > 0: that many characters sent last as content were reasoning, and `text` says them again. A fold
+    takes them out of the content; a stream cannot, and sends `text` like any other."""
+
     text: str
+    takes_back: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ContentDelta:
+    """`takes_back` > 0: that many characters sent last as reasoning were the answer, and `text` says them again. A fold
+    takes them out of the reasoning; a stream cannot, and sends `text` like any other."""
+
     text: str
+    takes_back: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +100,15 @@ class ToolCallStart:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallArguments:
-    """A fragment of the JSON text of the arguments of call `index`."""
+    """A fragment of the JSON text of the arguments of call `index`.
+
+    `abandons`: the text ended inside a long argument that was already being sent. The arguments stay incomplete JSON,
+    which nobody can run; a fold forgets the call.
+    """
 
     index: int
     fragment: str
+    abandons: bool = False
 
 
 Delta = ReasoningDelta | ContentDelta | ToolCallStart | ToolCallArguments
@@ -130,15 +143,32 @@ def fold(deltas: Sequence[Delta]) -> ParsedTurn:
     content: list[str] = []
     starts: list[ToolCallStart] = []
     arguments: dict[int, list[str]] = {}
+    abandoned: set[int] = set()
     for delta in deltas:
         match delta:
-            case ReasoningDelta(text):
+            case ReasoningDelta(text, takes_back):
+                _take_back(content, takes_back)
                 reasoning.append(text)
-            case ContentDelta(text):
+            case ContentDelta(text, takes_back):
+                _take_back(reasoning, takes_back)
                 content.append(text)
             case ToolCallStart():
                 starts.append(delta)
-            case ToolCallArguments(index, fragment):
+            case ToolCallArguments(index, fragment, abandons):
                 arguments.setdefault(index, []).append(fragment)
-    calls = tuple(ParsedCall(start.id, start.name, "".join(arguments.get(start.index, []))) for start in starts)
+                if abandons:
+                    abandoned.add(index)
+    calls = tuple(
+        ParsedCall(start.id, start.name, "".join(arguments.get(start.index, [])))
+        for start in starts
+        if start.index not in abandoned
+    )
     return ParsedTurn("".join(reasoning), "".join(content), calls)
+
+
+def _take_back(parts: list[str], n_characters: int) -> None:
+    while n_characters > 0 and parts:
+        last = parts.pop()
+        if len(last) > n_characters:
+            parts.append(last[:-n_characters])
+        n_characters -= len(last)
