@@ -28,7 +28,7 @@ from server.chat.messages import (
 )
 from server.chat.options import ChatOptions
 from server.chat.plain import PlainDialect
-from server.chat.template import ChatTemplate, choose_template
+from server.chat.template import ChatTemplate, choose_source, choose_template
 from server.engine.client import EngineClient, JobStream
 from server.engine.messages import (
     Failed,
@@ -318,6 +318,11 @@ class ChatService:
         """Choose template and dialect for the loaded model. Called when the model is ready, so that a broken template
         is told at once. Raises Unavailable before that, and ConfigError when the template is no valid Jinja."""
         return self._speak().template
+
+    @property
+    def template_source(self) -> str:
+        """What the template is, usable or not. Raises Unavailable while no model is loaded."""
+        return choose_source(self._options.template, self._engine.facts.chat_template)[0]
 
     def render(self, conversation: Conversation) -> Prompt:
         """Raises InvalidRequest when the template refuses, NotSupported when there is no usable template."""

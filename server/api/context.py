@@ -80,6 +80,7 @@ class Notes:
             duration_ms=(now - self.arrived_at) * 1e3,
             method=self.method,
             client=self.client,
+            key_label=self.key_label,
             request_id=self.request_id,
             stream=self.stream,
             disconnected=self.disconnected,

@@ -87,10 +87,7 @@ def gives(
 ) -> dict[int | str, dict[str, Any]]:
     """For `responses`: the answer with status 200, and errors."""
     shape = {"$ref": _REF.format(model=model.__name__)} if model is not None else schema or {"type": "object"}
-    content = {
-        media_type: {"schema": shape if media_type == "application/json" else {"type": "string"}}
-        for media_type in media_types
-    }
+    content = {media_type: {"schema": shape} if media_type == "application/json" else {} for media_type in media_types}
     answers: dict[int | str, dict[str, Any]] = {200: {"description": description, "content": content}}
     for status in errors:
         answers[status] = {

@@ -89,7 +89,10 @@ class RouteTable:
         self._prefix = prefix
         routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
         self._known = [
-            _Known(route.path, compile_path(prefix + route.path)[0], frozenset(route.methods or ())) for route in routes
+            _Known(
+                re.sub(r":\w+}", "}", route.path), compile_path(prefix + route.path)[0], frozenset(route.methods or ())
+            )
+            for route in routes
         ]
 
     def pattern_of(self, scope: Scope) -> str:

@@ -132,6 +132,15 @@ class Arguments(dict[str, Any]):
         return _to_json(self)
 
 
+def choose_source(given: str | None, own: str | None) -> tuple[str, str]:
+    """The operator's template, else the model's own, else ChatML; and how messages call it."""
+    if given is not None:
+        return given, "the chat template given with --chat-template"
+    if own:
+        return own, "the model's chat template"
+    return CHATML, "the fallback chat template (ChatML)"
+
+
 def choose_template(
     *,
     given: str | None,
@@ -141,13 +150,8 @@ def choose_template(
     control_texts: Sequence[str],
     default_kwargs: Mapping[str, Any],
 ) -> ChatTemplate:
-    """The operator's template, else the model's own, else ChatML. Raises ConfigError as ChatTemplate does."""
-    if given is not None:
-        source, name = given, "the chat template given with --chat-template"
-    elif own:
-        source, name = own, "the model's chat template"
-    else:
-        source, name = CHATML, "the fallback chat template (ChatML)"
+    """`choose_source`, compiled. Raises ConfigError as ChatTemplate does."""
+    source, name = choose_source(given, own)
     return ChatTemplate(
         source,
         name=name,
@@ -202,8 +206,8 @@ def _wire_call(call: ToolCall) -> dict[str, Any]:
 
 
 def read_arguments(text: str) -> Arguments:
-    """The object that the JSON text of arguments holds. Text that is no JSON object is kept whole under one key: the model
-    sees what it wrote, and templates that walk the arguments still can."""
+    """The object that the JSON text of arguments holds. Text that is no JSON object is kept whole under one key: the
+    model sees what it wrote, and templates that walk the arguments still can."""
     if not text.strip():
         return Arguments()
     try:

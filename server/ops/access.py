@@ -35,7 +35,7 @@ def _sentence(record: RequestRecord, path: str) -> str:
     parts += [word for word in (record.finish_reason, record.error_code) if word]
     if record.disconnected:
         parts.append("client left")
-    parts += [word for word in (record.client, record.request_id) if word]
+    parts += [word for word in (record.key_label, record.client, record.request_id) if word]
     return " · ".join(parts)
 
 
@@ -47,6 +47,7 @@ def _fields(record: RequestRecord, path: str) -> dict[str, Any]:
         "status": record.status,
         "duration_ms": round(record.duration_ms, 3),
         "client": record.client,
+        "key": record.key_label,
         "request_id": record.request_id,
         "stream": record.stream,
         "disconnected": record.disconnected,

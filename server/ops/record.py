@@ -17,6 +17,7 @@ class RequestRecord:
     duration_ms: float  # from the request's arrival to the last byte
     method: str = ""
     client: str = ""  # address
+    key_label: str = ""  # which of the server's keys ("key 2"), never the key
     request_id: str = ""
     stream: bool = False
     disconnected: bool = False  # the client left before the answer was complete

@@ -51,7 +51,7 @@ async def get_props(request: Request) -> Response:
         "endpoint_slots": api.options.slots,
         "endpoint_props": api.options.props,
         "endpoint_metrics": api.options.metrics,
-        "chat_template": api.service.prepare().source,
+        "chat_template": api.service.template_source,
         "bos_token": facts.bos_text,
         "eos_token": facts.eos_text,
         "build_info": facts.build_info,

@@ -126,8 +126,11 @@ class ChatMessage(Body):
         )
 
 
+_TOOL_NAME = r"^[A-Za-z0-9_.:/-]{1,128}$"
+
+
 class ToolFunction(Body):
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:/-]{1,128}$")]
+    name: Annotated[str, Field(pattern=_TOOL_NAME)]
     description: str | None = None
     parameters: dict[str, Any] | None = Field(None, description="JSON schema of the arguments.")
 
@@ -153,8 +156,24 @@ def _tools(value: Any) -> tuple[Tool, ...]:
     return tuple(tools)
 
 
+_TOOL_SCHEMA = {
+    "type": "object",
+    "required": ["function"],
+    "properties": {
+        "type": {"const": "function"},
+        "function": {
+            "type": "object",
+            "required": ["name"],
+            "properties": {
+                "name": {"type": "string", "pattern": _TOOL_NAME},
+                "description": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+                "parameters": {"anyOf": [{"type": "object"}, {"type": "null"}]},
+            },
+        },
+    },
+}
 _TOOLS_SCHEMA = {
-    "anyOf": [{"type": "array", "items": ChatTool.model_json_schema()}, {"type": "null"}],
+    "anyOf": [{"type": "array", "items": _TOOL_SCHEMA}, {"type": "null"}],
     "description": "Functions the model may call.",
 }
 
