@@ -15,6 +15,7 @@ from server.ops.metrics import Metrics
 from server.ops.record import RequestRecord
 from server.service import ChatService, Generation
 
+_SHOWN = 100  # characters of an unknown model's name that a message repeats
 _NOTES = "glmserve.notes"  # key in the ASGI scope
 
 
@@ -50,7 +51,7 @@ class Api:
         """Raises ModelNotFound for a name that is not served."""
         if not asked or asked in self.options.model_names or self.options.unknown_model is ModelNames.ANY:
             return
-        raise ModelNotFound(asked, self.options.model_names)
+        raise ModelNotFound(asked if len(asked) <= _SHOWN else f"{asked[:_SHOWN]}…", self.options.model_names)
 
 
 @dataclass(slots=True)

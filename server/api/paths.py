@@ -36,7 +36,10 @@ _UNSUPPORTED = {
     "/v1/audio/transcriptions": _NOT_OFFERED,
     "/v1/audio/speech": _NOT_OFFERED,
     "/v1/images/generations": _NOT_OFFERED,
+    "/v1/chat/completions/control": "reasoning cannot be ended from outside yet",
+    "/v1/streams/lookup": "streams are not kept for replay",
 }
+_SLOT = re.compile(r"/slots/[0-9]+")
 
 
 class MendPaths:
@@ -110,6 +113,8 @@ class RouteTable:
         local = path.removeprefix(self._prefix)
         if local in _UNSUPPORTED:
             return NotSupported(f"{path} is not served: {_UNSUPPORTED[local]}")
+        if _SLOT.fullmatch(local):
+            return NotSupported(f"{path} is not served: slots cannot be saved, restored or erased yet")
         return NotFound(f"there is no {path} here; {self._suggestion(local)}")
 
     def _known_at(self, path: str) -> list[_Known]:

@@ -158,6 +158,7 @@ def _http_options(settings: Settings, files: ModelFiles) -> HttpOptions:
         ),
         timeout_s=settings["timeout"],
         queue_timeout_s=settings["queue-timeout"] or None,
+        request_limit_s=settings["request-limit"] or None,
         ping_interval_s=settings["sse-ping-interval"],
         max_body_bytes=int(settings["max-body-mib"] * 1024 * 1024),
         metrics=settings["metrics"],

@@ -119,6 +119,12 @@ LIFE = Group(
             "seconds of waiting for a slot, then 503; 0: no limit",
             main=True,
         ),
+        flag(
+            "--request-limit",
+            Number(least=0, metavar="S", sample="7200"),
+            0.0,
+            "longest life of a request in seconds, then 504; 0: no limit",
+        ),
         flag("--shutdown-grace", _SECONDS, 30.0, "seconds that running requests get at SIGTERM", main=True),
         flag("--step-timeout", _SECONDS, 900.0, "seconds after which a step counts as hung; 0: never"),
         flag("--max-engine-failures", Whole(least=1), 5, "engine deaths in a row before the server gives up"),

@@ -138,9 +138,11 @@ async def test_native_probabilities_and_several_choices() -> None:
         post = (
             await s.post("/completion", {"prompt": "a", "n_probs": 1, "n_predict": 1, "post_sampling_probs": True})
         ).json()
+        other_name = (await s.post("/completion", {"prompt": "a", "logprobs": 1, "n_predict": 1})).json()
         many = (await s.post("/completion", {"prompt": [[97], [98]]})).json()
         frames = await s.chunks("/completion", prompt="a", n_probs=1, n_predict=1, timings_per_token=True)
     assert body["completion_probabilities"][0]["top_logprobs"][0]["id"] == 60
+    assert other_name["completion_probabilities"] == body["completion_probabilities"]
     assert set(post["completion_probabilities"][0]) == {"id", "token", "bytes", "prob", "top_probs"}
     assert [(choice["index"], choice["content"], choice["prompt"]) for choice in many] == [
         (0, "<a>", "a"),

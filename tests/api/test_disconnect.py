@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Literal
@@ -197,6 +198,20 @@ async def test_a_whole_answer_is_not_cut_by_a_client_that_stays() -> None:
         (record,) = await s.metrics.finished(1)
     assert text.endswith("data: [DONE]\n\n\r\n0\r\n\r\n")
     assert not record.disconnected
+
+
+async def test_a_client_that_takes_nothing_more_is_left() -> None:
+    """It stays connected, so that nothing but the clock can tell."""
+    backend = ScriptedBackend(reply=lambda _: "x" * 1000)
+    long_name = "m" * 20_000  # makes each chunk large, so that the buffers of the sockets are soon full
+    async with live(backend, timeout_s=0.2, model_names=(long_name,), ping_interval_s=None) as (s, base):
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect(("127.0.0.1", int(base.rpartition(":")[2])))
+            client.sendall(request("/v1/chat/completions", {"messages": HELLO, "stream": True}))
+            (record,) = await s.metrics.finished(1)
+        await assert_idle(s.engine)
+    assert (record.disconnected, record.error_code) == (True, "send_timeout")
 
 
 # ── what goes out while nothing is said ──────────────────────────────────────────────────────────────────────────────

@@ -108,6 +108,11 @@ async def test_an_unknown_model_is_told_what_is_served(model: str) -> None:
             assert "use one of: 'tiny', 'alias'" in error["message"]
 
 
+async def test_a_very_long_model_name_is_not_repeated_in_full() -> None:
+    async with served() as s:
+        assert len((await s.chat(model="m" * 1000)).text) < 500
+
+
 @pytest.mark.parametrize("model", ["", None, "alias", "tiny"])
 async def test_the_served_model_has_many_names_and_none(model: str | None) -> None:
     async with served() as s:

@@ -83,6 +83,7 @@ TABLE: list[tuple[list[str], str, Any]] = [
     (["--props"], "http.props", True),
     (["--max-queue", "3"], f"{SCHEDULER}.max_waiting", 3),
     (["--queue-timeout", "7"], "http.queue_timeout_s", 7.0),
+    (["--request-limit", "7200"], "http.request_limit_s", 7200.0),
     (["--shutdown-grace", "1"], "http.shutdown_grace_s", 1.0),
     (["--step-timeout", "0"], "supervisor.step_timeout_s", 0.0),
     (["--max-engine-failures", "2"], "supervisor.max_failures", 2),

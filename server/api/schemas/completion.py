@@ -69,16 +69,16 @@ class NativeRequest(GenerationFields):
     """POST /completion."""
 
     prompt: Annotated[tuple[RawPrompt, ...], BeforeValidator(read_prompts), WithJsonSchema(_PROMPT_SCHEMA)]
+    logprobs: Annotated[Int32, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
     @property
     def n_logprobs(self) -> int | None:
-        return self.n_probs or None
+        return self.n_probs or self.logprobs
 
 
 class CompletionRequest(NativeRequest):
     """POST /v1/completions."""
 
-    logprobs: Annotated[Int32, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool | None = Field(None, description="Put the prompt before the text.")
 
     @model_validator(mode="after")
@@ -86,7 +86,3 @@ class CompletionRequest(NativeRequest):
         if self.echo and self.n_logprobs is not None:
             raise refuse("echo", "is not supported together with 'logprobs'")
         return self
-
-    @property
-    def n_logprobs(self) -> int | None:
-        return self.logprobs if self.logprobs is not None else self.n_probs or None
