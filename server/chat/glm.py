@@ -18,7 +18,7 @@ from server.chat.messages import ContentDelta, Delta, EndOfText, Prompt, Reasoni
 from server.chat.tags import BOX_TAGS, CALL_TAGS, TEXT_TAGS, TURN_TAGS, Tag, TagScanner, Token
 from server.chat.toolbox import Toolbox
 
-_LIKELY_TAG = 3  # characters of a tag's start that are dropped at a cut; fewer are likelier to be text
+_LIKELY_TEXT = ("<", "</")  # kept at a cut, unless behind a call; a longer start of a tag is dropped
 
 
 def new_call_id() -> str:
@@ -108,8 +108,9 @@ class GlmParser:
 
     def finish(self, end: EndOfText) -> list[Delta]:
         tail = self._scanner.flush()
-        if end is EndOfText.LENGTH and len(tail) >= _LIKELY_TAG:
-            self._answer.was_cut = True
+        answer = self._held.answer if self._state is _State.HELD else self._answer
+        if tail and end is EndOfText.LENGTH and (tail not in _LIKELY_TEXT or answer.after_call):
+            answer.was_cut = True
         elif tail:
             self._token(None, tail)
         self._end(end)

@@ -35,7 +35,7 @@ class AnswerReader:
         self._last = ""  # the text sent last
         self._held = ""  # may become the name of a call whose opener is lost; blanks before it included
         self._blanks: list[str] = []
-        self._after_call = False
+        self.after_call = False  # nothing but blanks has come since a call
         self.was_cut = False  # the text was cut inside a call or a tag, which was dropped
 
     @property
@@ -55,7 +55,7 @@ class AnswerReader:
         twin._last = self._last
         twin._held = self._held
         twin._blanks = list(self._blanks)
-        twin._after_call = self._after_call
+        twin.after_call = self.after_call
         return twin
 
     def drop_breaks(self) -> None:
@@ -78,7 +78,7 @@ class AnswerReader:
             or self._held
             or self._blanks
             or self._drops_breaks
-            or self._after_call
+            or self.after_call
             or (self._offers_tools and self._toolbox.held_from(text, self._last) != len(text))
         ):
             return None
@@ -111,7 +111,7 @@ class AnswerReader:
             for tag, text in self._leave(call):
                 self.token(tag, text)
         self._release_name()
-        if end is EndOfText.LENGTH and self.n_content and not self._after_call and not self.was_cut:
+        if end is EndOfText.LENGTH and self.n_content and not self.after_call and not self.was_cut:
             self._send("".join(self._blanks).rstrip(BROKEN))
         self._blanks = []
 
@@ -123,7 +123,7 @@ class AnswerReader:
             case Status.CUT:
                 self.was_cut = True
             case _:
-                self._after_call = True
+                self.after_call = True
         return call.rest
 
     def _outside(self, tag: Tag | None, text: str) -> None:
@@ -140,7 +140,7 @@ class AnswerReader:
             self.ended = True  # the model invents the result of its call
         elif tag is Tag.KEY_OPEN and (name := self._toolbox.name_at_end(self._held)) is not None:
             self._start_without_opener(name, text)
-        elif not self._after_call:
+        elif not self.after_call:
             self._text(text)
 
     def _start_without_opener(self, name: str, key_opener: str) -> None:
@@ -164,8 +164,8 @@ class AnswerReader:
             self._blanks.append(text)
             return
         text = f"{self._held}{''.join(self._blanks)}{text}"
-        if self._after_call:
-            self._after_call = False
+        if self.after_call:
+            self.after_call = False
             if not self.n_content:
                 text = text.lstrip()
         body = text.rstrip(BLANKS)
