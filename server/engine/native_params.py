@@ -6,14 +6,13 @@ Every refusal names the flag, the value and the way out. Nothing here loads a mo
 from __future__ import annotations
 
 import ctypes
-import os
 from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from server.engine.ggml import Device, Ggml
 from server.engine.options import ModelOptions
+from server.engine.threads import default_threads
 from server.errors import ConfigError
 from server.gguf import Header
 
@@ -296,12 +295,3 @@ def _context_params(bindings: ModuleType, options: ModelOptions) -> Any:
     params.rope_freq_base = options.rope_freq_base
     params.rope_freq_scale = options.rope_freq_scale
     return params
-
-
-def default_threads() -> int:
-    """Physical cores, as llama.cpp counts them, but no more than this process may run on."""
-    siblings = {file.read_text() for file in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/topology/thread_siblings")}
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 4
-    logical = os.cpu_count() or 4
-    physical = len(siblings) or (logical if logical <= 4 else logical // 2)
-    return max(1, min(physical, allowed))

@@ -20,15 +20,13 @@ import msgspec
 
 from server.engine.client import EngineClient, EngineState, EngineStatus
 from server.engine.options import EngineOptions, SupervisorOptions
+from server.engine.threads import openmp_environment
 from server.engine.wire import Configure, encode_frame
 from server.errors import LoadError, StartError
 
 log = logging.getLogger(__name__)
 
 N_LOG_LINES = 40
-# Threads of llama.cpp's CPU backend that wait for each other by spinning starve the HTTP process and whatever else the
-# machine does, and then themselves (docs/decisions/0008); the operator's own environment wins.
-QUIET_THREADS = {"OMP_WAIT_POLICY": "passive"}
 MAX_BACKOFF_S = 30.0
 WATCH_S = 1.0
 # The heartbeat thread needs the interpreter lock only; when even that is silent for so long, the process is stuck.
@@ -127,7 +125,7 @@ class Supervisor:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
-                env=QUIET_THREADS | os.environ,
+                env=openmp_environment(self._engine.model) | os.environ,
             )
         except OSError as error:
             ours.close()
