@@ -29,7 +29,6 @@ from server.gguf import read_header
 OnProgress = Callable[[str, float], None]
 
 _STATUS = {0: DecodeStatus.OK, 1: DecodeStatus.NO_ROOM, 2: DecodeStatus.ABORTED}  # else FAILED
-_SMALLER = "use a smaller --ubatch-size, --ctx-size or --parallel"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +100,7 @@ class LlamaBackend:
             on_progress("creating the context", 0.0)
             context = bindings.llama_init_from_model(model, params.context)
             if not context:
-                raise LoadError(f"llama.cpp could not create the context: {log.decisive_line()}; {_SMALLER}")
+                raise LoadError(f"llama.cpp could not create the context: {log.reason()}")
         except BaseException:
             bindings.llama_model_free(model)
             raise
@@ -204,7 +203,7 @@ class LlamaBackend:
         if status is not DecodeStatus.OK:
             raise LoadError(
                 f"the warm-up batch of {n_tokens * len(pieces)} tokens failed ({status.name.lower()}): "
-                f"{self._native.log.decisive_line()}; {_SMALLER}"
+                f"{self._native.log.decisive_line()}; use a smaller --ubatch-size, --ctx-size or --parallel"
             )
 
     def close(self) -> None:

@@ -49,6 +49,11 @@ class NativeLog:
     def warnings(self) -> list[str]:
         return [_bare(line) for level, line in self._kept if level == _WARN]
 
+    def reason(self) -> str:
+        """The decisive line, and what to do about it when memory ran out."""
+        line = self.decisive_line()
+        return f"{line}; use a smaller --ubatch-size, --ctx-size or --parallel" if _OUT_OF_MEMORY.search(line) else line
+
     def decisive_line(self) -> str:
         """The kept line that says why something failed: the last error, after the allocation that failed, if any."""
         errors = [_bare(line) for level, line in self._kept if level == _ERROR]

@@ -124,7 +124,9 @@ def test_a_refused_model_says_llama_cpps_reason(tmp_path: Path) -> None:
 
 def test_a_refused_context_says_llama_cpps_reason(tmp_path: Path) -> None:
     narrow = write_tiny_gguf(tmp_path / "narrow.gguf", n_head=4)
-    with pytest.raises(LoadError, match=r"could not create the context: .*block size 32 does not divide"):
+    with pytest.raises(
+        LoadError, match=r"could not create the context: .*block size 32 does not divide n_embd_head_k=16$"
+    ):
         load(narrow, flash_attn="on", cache_type_k="q8_0")
 
 
@@ -226,6 +228,7 @@ def test_the_decisive_line_tells_cause_and_consequence() -> None:
     ]:
         log._on_text(level, text, None)
     assert log.decisive_line() == "cudaMalloc failed: out of memory; unable to allocate CUDA0 buffer"
+    assert log.reason().endswith("; use a smaller --ubatch-size, --ctx-size or --parallel")
     assert log.warnings() == ["this is a warning"]
     log.clear()
     assert log.decisive_line() == "llama.cpp gave no reason"
