@@ -182,7 +182,7 @@ class _Server:
         http = self._config.http
         metrics = Metrics()
         self._client.on_snapshot = metrics.observe
-        service = ChatService(self._client, self._config.chat)
+        self._service = service = ChatService(self._client, self._config.chat)
         app = create_api(service, self._client, metrics, http, model_path=self._config.engine.model.path)
         options = uvicorn.Config(
             app,
@@ -229,6 +229,7 @@ class _Server:
                 seconds = time.monotonic() - self._began
                 for warning in self._client.facts.warnings:
                     logger.warning("%s", warning)
+                self._choose_template()
                 lines = ready_lines(self._client.facts, http.model_names, url, seconds, needs_key=bool(http.api_keys))
                 for line in lines:
                     logger.info("%s", line)
@@ -236,6 +237,15 @@ class _Server:
                     curl = curl_line(http.model_names[0], url, key=bool(http.api_keys), ca_unknown=http.tls is not None)
                     say(["", "Try it:", f"  {curl}", ""])
             await self._client.changed()
+
+    def _choose_template(self) -> None:
+        """A template that is broken is told now, not by the first request: the operator's own ends the start."""
+        try:
+            logger.info("chat template: %s", self._service.prepare().name)
+        except StartError as error:
+            self._failure = error
+            if self._uvicorn is not None:
+                self._uvicorn.should_exit = True
 
     # ── stopping ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -1,4 +1,4 @@
-"""Everything a server is started with: the options of each room, side by side. `cli` builds it, `app` takes it apart."""
+"""What a server is started with: the options of each room, side by side. `cli` builds it, `app` takes it apart."""
 
 from __future__ import annotations
 

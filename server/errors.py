@@ -82,8 +82,8 @@ class ContextTooLong(RequestError):
 
     def __init__(self, n_prompt_tokens: int, n_ctx: int) -> None:
         super().__init__(
-            f"the prompt has {n_prompt_tokens} tokens, but one request may use {n_ctx} tokens here, the answer included; "
-            f"shorten the prompt, or start the server with a larger --ctx-size or a smaller --parallel"
+            f"the prompt has {n_prompt_tokens} tokens, but one request may use {n_ctx} tokens here, the answer "
+            f"included; shorten the prompt, or start the server with a larger --ctx-size or a smaller --parallel"
         )
         self.n_prompt_tokens = n_prompt_tokens
         self.n_ctx = n_ctx

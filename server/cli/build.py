@@ -113,7 +113,6 @@ def _engine_options(settings: Settings, files: ModelFiles) -> EngineOptions:
         max_stall_ms=settings["max-stall-ms"],
         cont_batching=settings["cont-batching"],
         max_waiting=settings["max-queue"],
-        default_max_tokens=settings["predict"],
         slot_prompt_similarity=settings["slot-prompt-similarity"],
     )
     return EngineOptions(model=model, scheduler=scheduler, log_level=_native_level(settings["log-level"]))

@@ -192,9 +192,10 @@ CONTEXT = Group(
         flag(
             "--max-stall-ms",
             Number(least=0, above=True, metavar="MS", sample="250"),
-            250.0,
+            400.0,
             "longest pause in running answers while a prompt is read",
-            note="Prompt tokens in one step are capped so that the step stays near this time while anybody generates.",
+            note="Prompt tokens in one step are capped so that the step stays near this time while anybody generates. "
+            "Smaller: smoother answers; larger: the prompt is read sooner (docs/decisions/0009).",
             main=True,
         ),
     ),

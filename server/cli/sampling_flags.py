@@ -57,7 +57,7 @@ SAMPLING = Group(
         flag("--dry-multiplier", _POSITIVE, 0.0, "DRY penalty on repeated sequences; 0: off"),
         flag("--dry-base", Number(least=1, sample="1.75"), 1.75, "DRY: growth with each further token"),
         flag("--dry-allowed-length", Whole(sample="2"), 2, "DRY: repeated length that is free"),
-        flag("--dry-penalty-last-n", Whole(least=-1, sample="-1"), -1, "DRY: tokens to look back; -1: all, 0: off"),
+        flag("--dry-penalty-last-n", Whole(least=-1, sample="-1"), 64, "DRY: tokens to look back; -1: all, 0: off"),
         flag(
             "--dry-sequence-breaker",
             Texts(metavar="TEXT", sample="'\\n'", none="none"),

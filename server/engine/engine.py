@@ -300,7 +300,13 @@ class Engine:
                 self._end(slot, FinishReason.LENGTH)
                 return
         assert run.sampler is not None
-        events = run.accept(run.sampler.sample(row), row, self._backend, self._now())
+        try:
+            token = run.sampler.sample(row)
+        except RequestError as error:  # a grammar that leaves no token to choose
+            slot.release(self._step)
+            self._fail(run, FailureKind.INVALID, error.message)
+            return
+        events = run.accept(token, row, self._backend, self._now())
         self._outbox += events
         if events and isinstance(events[-1], Finished):
             self._close(slot)

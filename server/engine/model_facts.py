@@ -28,6 +28,8 @@ def read_facts(
     devices = _devices(bindings, ggml, model)
     n_layer = int(bindings.llama_model_n_layer(model))
     n_ctx_seq = int(bindings.llama_n_ctx_seq(context))
+    if options.n_ctx_slot_max > 0:
+        n_ctx_seq = min(n_ctx_seq, options.n_ctx_slot_max)
     n_ctx_train = int(bindings.llama_model_n_ctx_train(model))
     on_gpu = any(device.kind in ("gpu", "igpu", "meta") for device in devices)
     asked = options.n_gpu_layers

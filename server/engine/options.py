@@ -52,10 +52,9 @@ class ModelOptions(msgspec.Struct, frozen=True):
 class SchedulerOptions(msgspec.Struct, frozen=True):
     """How the step loop shares a batch."""
 
-    max_stall_ms: float = 250.0  # target length of a step while anybody generates
+    max_stall_ms: float = 400.0  # target length of a step while anybody generates
     cont_batching: bool = True  # False: prompts are read only while nobody generates
     max_waiting: int = 256  # jobs in the queue; one more is refused with 429
-    default_max_tokens: int = -1  # --n-predict; -1: until the context is full
     slot_prompt_similarity: float = 0.1  # least share of a prompt that makes a slot preferred
 
 

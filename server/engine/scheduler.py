@@ -62,6 +62,10 @@ class StepClock:
     IDLE_STEP_MS = 2000.0
     FIRST_CHUNK = 32  # tokens, before anything was measured
     _WEIGHT = 0.5  # of the newest measurement
+    # Attention kernels work on tiles of query rows (64 on the CPU; 64 and 128 are usual on GPUs), and a tile that is
+    # not full costs as much as one that is: 48 rows were seen to take longer than 64. So chunks are whole tiles.
+    _TILE_ROWS = 64
+    _MIN_TILED_ROWS = 40  # below it a full tile would overrun the target by too much
 
     __slots__ = ("_alone_ms", "_max_stall_ms", "_mixed_ms", "_n_batch", "_n_ubatch")
 
@@ -87,7 +91,10 @@ class StepClock:
         per_token_ms = self._mixed_ms if self._mixed_ms is not None else self._alone_ms
         if per_token_ms is None:
             return self.FIRST_CHUNK
-        return max(1, self._tokens_within(self._max_stall_ms, per_token_ms))
+        rows = self._tokens_within(self._max_stall_ms, per_token_ms) + n_generating
+        if rows >= self._MIN_TILED_ROWS:
+            rows = max(1, round(rows / self._TILE_ROWS)) * self._TILE_ROWS
+        return max(1, min(rows, self._n_batch) - n_generating)
 
     def measured(self, n_generating: int, n_prompt: int, step_ms: float) -> None:
         """Tell what a step took that carried `n_prompt` prompt tokens and `n_generating` generating rows."""

@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 N_LOG_LINES = 40
 MAX_BACKOFF_S = 30.0
+# An abort in llama.cpp starts a debugger on the process first, which can take a minute; faulthandler writes our stack.
+ENGINE_ENVIRONMENT = {"GGML_NO_BACKTRACE": "1"}
 WATCH_S = 1.0
 # The heartbeat thread needs the interpreter lock only; when even that is silent for so long, the process is stuck.
 MAX_SILENCE_S = 60.0
@@ -125,7 +127,7 @@ class Supervisor:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
-                env=openmp_environment(self._engine.model) | os.environ,
+                env=ENGINE_ENVIRONMENT | openmp_environment(self._engine.model) | os.environ,
             )
         except OSError as error:
             ours.close()

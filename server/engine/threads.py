@@ -34,5 +34,6 @@ def openmp_environment(model: ModelOptions) -> dict[str, str]:
     """
     n_threads = model.n_threads if model.n_threads > 0 else default_threads()
     n_most = max(n_threads, model.n_threads_batch)
-    spin = {"GOMP_SPINCOUNT": "10000"}  # some ten microseconds, then sleep: a thread that waits for long is not needed
+    # Spin for some ten microseconds, then sleep: a thread that has to wait for longer is not needed.
+    spin = {"GOMP_SPINCOUNT": "10000"}
     return {**spin, "OMP_PROC_BIND": "true"} if n_most >= n_allowed_cpus() else spin

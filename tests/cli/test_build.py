@@ -93,7 +93,6 @@ TABLE: list[tuple[list[str], str, Any]] = [
     (["--reasoning-effort", "high"], "chat.template_kwargs", {"reasoning_effort": "high"}),
     (["--reasoning-format", "none"], "chat.reasoning_format", ReasoningFormat.NONE),
     (["--predict", "100"], "http.generation.max_tokens", 100),
-    (["--predict", "100"], f"{SCHEDULER}.default_max_tokens", 100),
     (["--temp", "0.5"], f"{SAMPLING}.temperature", 0.5),
     (["--top-k", "5"], f"{SAMPLING}.top_k", 5),
     (["--top-p", "0.5"], f"{SAMPLING}.top_p", 0.5),

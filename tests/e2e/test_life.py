@@ -102,8 +102,9 @@ def refused(url: str) -> bool:
 
 
 def test_after_the_grace_streams_end_with_an_error_event(tiny_model: Path) -> None:
-    with slow(tiny_model, "--shutdown-grace", "0.2") as server, ThreadPoolExecutor(1) as pool:
-        stream = pool.submit(read_stream, server.url, ENDLESS)
+    one_long = ["--gguf", str(tiny_model), "--parallel", "1", "--ctx-size", "32768", "--shutdown-grace", "0.2"]
+    with ServerProcess(*one_long) as server, ThreadPoolExecutor(1) as pool:
+        stream = pool.submit(read_stream, server.url, {**ENDLESS, "max_tokens": 32000})
         until("it to generate", lambda: metric(server, "llamacpp:requests_processing") == 1)
         server.signal(signal.SIGTERM)
         status, events, done = stream.result()

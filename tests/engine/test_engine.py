@@ -5,9 +5,9 @@ import pytest
 
 from server.engine.backend import DecodeStatus, Piece
 from server.engine.messages import Failed, FailureKind, FinishReason, Progress, SlotState, Started, Text
-from server.errors import EngineFailure
+from server.errors import EngineFailure, InvalidRequest
 from tests.support.driving import Log, engine_of, job, run_to_end, text_alone
-from tests.support.scripted import END, ScriptedBackend
+from tests.support.scripted import END, ScriptedBackend, ScriptedSampler
 
 
 def test_one_job_from_prompt_to_end() -> None:
@@ -336,3 +336,25 @@ def test_logprobs_come_one_for_each_token_of_the_answer() -> None:
     assert all(len(event.tokens) == len(event.logprobs) for event in texts)
     assert sum(len(event.tokens) for event in texts) == len("漢ok".encode())
     assert all(len(entry.top) == 2 for event in texts for entry in event.logprobs)
+
+
+def test_a_grammar_that_leaves_no_token_fails_its_job_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = ScriptedBackend(reply=lambda _: "fine")
+    engine = engine_of(backend)
+    engine.submit(job(1, "one"))
+    engine.submit(job(2, "two"))
+    sample = ScriptedSampler.sample
+
+    def sample_or_dead_end(self: ScriptedSampler, row: int) -> int:
+        if self.job.id == 1 and self.n_sampled == 2:
+            raise InvalidRequest("the grammar leaves no token to go on with", param="grammar")
+        return sample(self, row)
+
+    monkeypatch.setattr(ScriptedSampler, "sample", sample_or_dead_end)
+    log = run_to_end(engine, Log())
+    end = log.end(1)
+    assert isinstance(end, Failed)
+    assert (end.kind, end.message) == (FailureKind.INVALID, "the grammar leaves no token to go on with")
+    assert log.text(1) == "fi"
+    assert log.text(2) == "fine"
+    assert backend.n_open_samplers == 0

@@ -87,6 +87,12 @@ def test_the_context_of_a_request_is_what_llama_cpp_says(model: Path) -> None:
     backend.close()
 
 
+def test_one_request_may_be_held_to_less_than_the_cache(model: Path) -> None:
+    backend = load(model, n_slots=2, n_ctx=2048, kv_unified=True, n_ctx_slot_max=512)
+    assert (backend.facts.n_ctx, backend.facts.n_ctx_seq) == (2048, 512)
+    backend.close()
+
+
 def test_a_context_beyond_training_is_noted(model: Path) -> None:
     backend = load(model, n_ctx=8192, use_extra_bufts=False)
     assert [line for line in backend.facts.warnings if "trained for 4096" in line]

@@ -44,12 +44,21 @@ def test_generating_rows_come_first_even_when_they_fill_the_batch() -> None:
 def test_chunks_shrink_until_a_step_lasts_the_target() -> None:
     clock = StepClock(max_stall_ms=250, n_batch=2048, n_ubatch=512)
     assert clock.prompt_cap(1) == StepClock.FIRST_CHUNK
-    # a machine on which a step costs 40 ms and 5 ms a token
+    # a machine on which a step costs 40 ms and 8 ms a token
     for _ in range(12):
         n = clock.prompt_cap(1)
-        clock.measured(1, n, 40 + 5 * n)
-    assert 40 + 5 * clock.prompt_cap(1) <= 275
-    assert clock.prompt_cap(1) >= 35
+        clock.measured(1, n, 40 + 8 * n)
+    assert 24 <= clock.prompt_cap(1) <= 28
+
+
+def test_where_a_tile_of_rows_fits_chunks_are_whole_tiles() -> None:
+    clock = StepClock(max_stall_ms=400, n_batch=2048, n_ubatch=512)
+    clock.measured(0, 512, 512 * 4)  # 100 tokens within the target
+    assert clock.prompt_cap(3) == 125
+    clock.measured(3, 125, 125 * 8)  # now 50: one tile costs as much
+    assert clock.prompt_cap(3) == 61
+    clock.measured(3, 61, 61 * 20)
+    assert clock.prompt_cap(3) == 28
 
 
 def test_the_speed_of_lone_prompts_is_the_first_guess_for_mixed_steps() -> None:
