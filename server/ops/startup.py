@@ -16,6 +16,8 @@ logger = logging.getLogger(__name__)
 _BAR_WIDTH = 30
 _LINE_EVERY_S = 10.0  # where the output is no terminal
 
+QUESTION = "Name the capital of France."  # even the smallest model knows
+
 
 class LoadProgress:
     """Shows the engine's load: one line that is rewritten on a terminal, else a log line now and then."""
@@ -54,12 +56,12 @@ class LoadProgress:
 def ready_lines(facts: ModelFacts, names: tuple[str, ...], url: str, seconds: float, *, needs_key: bool) -> list[str]:
     """The lines after a load. Every number is what the engine reported."""
     where = ", ".join(device.name for device in facts.devices if device.kind != "cpu") or "CPU"
-    size = f"{facts.size_bytes / 2**30:.1f} GiB" if facts.size_bytes >= 2**30 else f"{facts.size_bytes / 2**20:.0f} MiB"
     slots = "1 slot" if facts.n_slots == 1 else f"{facts.n_slots} slots"
     cache = "one cache for all" if facts.kv_unified else "a cache of its own for each slot"
     aliases = f" (also {', '.join(names[1:])})" if len(names) > 1 else ""
+    model = f"{facts.architecture}, {_count(facts.n_params)} parameters, {facts.ftype}, {_size(facts.size_bytes)}"
     return [
-        f"ready in {seconds:.1f} s: {facts.description}, {size}, on {where}",
+        f"ready in {seconds:.1f} s: {model}, on {where}",
         f"{slots}, {facts.n_ctx_seq:,} tokens per request (prompt and answer), {cache}",
         f"model name: {names[0]}{aliases}   base URL: {url}/v1" + ("   an API key is needed" if needs_key else ""),
     ]
@@ -67,7 +69,7 @@ def ready_lines(facts: ModelFacts, names: tuple[str, ...], url: str, seconds: fl
 
 def curl_line(model: str, url: str, *, key: bool, ca_unknown: bool = False) -> str:
     """A request to paste into a shell."""
-    body = {"model": model, "messages": [{"role": "user", "content": "What is the capital of France?"}]}
+    body = {"model": model, "messages": [{"role": "user", "content": QUESTION}], "temperature": 0}
     parts = [
         "curl" + (" -k" if ca_unknown else ""),
         f"{url}/v1/chat/completions",
@@ -77,6 +79,20 @@ def curl_line(model: str, url: str, *, key: bool, ca_unknown: bool = False) -> s
         parts.append("-H 'Authorization: Bearer YOUR-KEY'")
     quoted = json.dumps(body, ensure_ascii=False).replace("'", "'\\''")
     return " ".join([*parts, f"-d '{quoted}'"])
+
+
+def _count(n: int) -> str:
+    for unit, size in (("billion", 10**9), ("million", 10**6)):
+        if n >= size:
+            return f"{n / size:.3g} {unit}"
+    return f"{n:,}"
+
+
+def _size(n_bytes: int) -> str:
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20)):
+        if n_bytes >= size:
+            return f"{n_bytes / size:.1f} {unit}"
+    return f"{n_bytes / 2**10:.0f} KiB"
 
 
 def say(lines: list[str], stream: TextIO | None = None) -> None:
