@@ -68,7 +68,9 @@ class Engine:
             message = f"the prompt has {len(job.tokens)} tokens; it must have at least 1 and fewer than {n_ctx}"
             self._fail(run, FailureKind.INVALID, message)
             return
-        self._waiting.append(run)
+        # A wrong grammar is told at once; other samplers are made when their job gets a slot.
+        if job.sampling.grammar is None or self._has_sampler(run):
+            self._waiting.append(run)
 
     def cancel(self, job_id: int) -> None:
         """End a job, queued or running. Its slot is free at once and keeps what was read. Unknown ids are ignored:
@@ -133,13 +135,18 @@ class Engine:
                     return
                 continue  # it waits for one slot; those behind it need not
             self._waiting.remove(run)
-            if run.sampler is None:
-                try:
-                    run.sampler = self._backend.sampler(run.job)
-                except RequestError as error:
-                    self._fail(run, FailureKind.INVALID, error.message)
-                    continue
-            self._admission.place(run, slot)
+            if self._has_sampler(run):
+                self._admission.place(run, slot)
+
+    def _has_sampler(self, run: Run) -> bool:
+        """Make the run's sampler unless it has one. False: its options are wrong, and the run has failed."""
+        if run.sampler is None:
+            try:
+                run.sampler = self._backend.sampler(run.job)
+            except RequestError as error:
+                self._fail(run, FailureKind.INVALID, error.message)
+                return False
+        return True
 
     def _has_room_again(self, run: Run) -> bool:
         """A run that was swapped out comes back when it fits beside those that pushed it out."""

@@ -96,6 +96,17 @@ def test_a_bad_grammar_fails_its_job_only() -> None:
     assert log.text(2) == "fine"
 
 
+def test_a_bad_grammar_is_told_while_its_job_would_still_wait() -> None:
+    engine = engine_of(ScriptedBackend(n_slots=1))
+    engine.submit(job(1, "busy for long", 50))
+    log = Log(engine.step() + engine.step())
+    bad = job(2, "hi")
+    engine.submit(msgspec.structs.replace(bad, sampling=msgspec.structs.replace(bad.sampling, grammar="bad")))
+    log.events += engine.step()
+    assert isinstance(log.end(2), Failed)
+    assert engine.snapshot().n_waiting == 0
+
+
 def test_time_limit() -> None:
     engine = engine_of(ScriptedBackend())
     engine.submit(job(1, "hi", time_limit_ms=50.0))
