@@ -18,8 +18,6 @@ ENVIRONMENT = {
 }
 
 ROOT = Path(__file__).parents[2]
-N_WORD_MERGES = 700
-N_BLANK_MERGES = 200
 N_THREADS = 2
 
 
@@ -34,7 +32,7 @@ def make(directory: Path) -> None:
     dialogues = corpus.read_dialogues()
     answers = [answer for dialogue in dialogues for answer in corpus.answers_of(dialogue, template)]
     texts = [answer.prompt + answer.text for answer in answers]
-    vocabulary = tokenizer.learn(texts, N_WORD_MERGES, N_BLANK_MERGES)
+    vocabulary = tokenizer.learn(texts)
     cutter = tokenizer.Tokenizer(vocabulary)
     plan = train.Plan()
     reader = readings.Reader(dialogues, template, plan.seed)

@@ -94,21 +94,21 @@ def _written_out(message: dict[str, Any], prompt: str, template: ChatTemplate) -
     return turn[len(opening) :]
 
 
-def shielded(dialogue: dict[str, Any], tags: Sequence[str]) -> dict[str, Any]:
-    """The same dialogue with the tags that stand in message text marked as mere characters.
+def shielded(dialogue: dict[str, Any], *, messages: Sequence[str], arguments: Sequence[str]) -> dict[str, Any]:
+    """The same dialogue with tags in message text marked as mere characters: `messages` in what users, systems and
+    tools say, `arguments` in the arguments of calls.
 
-    A careful server keeps such text from turning into control tokens, a careless one does not. The model learns both,
-    so that its answers are the same behind either.
+    A careful server keeps such text from turning into tokens, a careless one does not, and some do it by halves. The
+    model learns them all, so that its answers are the same behind each.
     """
-
     dialogue = copy.deepcopy(dialogue)
     for message in dialogue["messages"]:
         if message["role"] != "assistant":
-            message["content"] = shield(message["content"], tags)
+            message["content"] = shield(message["content"], messages)
         for call in message.get("tool_calls", []):
-            arguments = json.loads(call["function"]["arguments"])
-            shielded_values = {key: shield(v, tags) if isinstance(v, str) else v for key, v in arguments.items()}
-            call["function"]["arguments"] = json.dumps(shielded_values, ensure_ascii=False)
+            values = json.loads(call["function"]["arguments"])
+            values = {key: shield(v, arguments) if isinstance(v, str) else v for key, v in values.items()}
+            call["function"]["arguments"] = json.dumps(values, ensure_ascii=False)
     return dialogue
 
 

@@ -49,8 +49,8 @@ class Reader:
         return self._random.random() < probability
 
     def _answers(self, dialogue: Dialogue) -> list[Answer]:
-        if self._chance(0.5):
-            dialogue = shielded(dialogue, CONTROL_TOKENS + TAG_TOKENS)
+        messages, arguments = self._random.choices(((), CONTROL_TOKENS, CONTROL_TOKENS + TAG_TOKENS), k=2)
+        dialogue = shielded(dialogue, messages=messages, arguments=arguments)
         answers = answers_of(dialogue, self._template)
         # However the prompt was read: a role tag written as a token would end the answer, except as its last one.
         return [replace(answer, text=shield(answer.text[:-1], CONTROL_TOKENS) + answer.text[-1]) for answer in answers]

@@ -106,7 +106,9 @@ def split_bytes(text: bytes) -> list[bytes]:
     return [bytes([value]) for value in text]
 
 
-def learn(texts: Iterable[str], n_word_merges: int, n_blank_merges: int, min_count: int = 5) -> Vocabulary:
+def learn(
+    texts: Iterable[str], *, n_word_merges: int = 700, n_blank_merges: int = 200, min_count: int = 5
+) -> Vocabulary:
     """Count the words of the texts, then learn merges from the most frequent pairs on."""
     counts: Counter[str] = Counter()
     for text in texts:

@@ -26,9 +26,9 @@ BALANCE_STEP = 1e-3
 class Plan:
     """The learning rate rises, stays and falls to zero in the last `n_decay` steps."""
 
-    n_steps: int = 1200
+    n_steps: int = 1000
     n_warm_up: int = 30
-    n_decay: int = 500
+    n_decay: int = 450
     seed: int = 5
 
     def rate_scale(self, step: int) -> float:
