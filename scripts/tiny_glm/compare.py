@@ -46,7 +46,7 @@ def golden_logits(model: TinyGlm, tokenizer: Tokenizer, answers: Sequence[Answer
 
 
 def save_golden(golden: Sequence[Golden], path: Path) -> None:
-    arrays = {}
+    arrays: dict[str, NDArray[np.generic]] = {}
     for i, entry in enumerate(golden):
         arrays |= {f"text{i}": np.array(entry.text), f"trunk{i}": entry.trunk, f"draft{i}": entry.draft}
     np.savez_compressed(path, **arrays)
