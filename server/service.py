@@ -8,27 +8,19 @@ it, by any way, cancels its jobs. A non-streaming answer is `collect` over the s
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, Sequence
+from collections import deque
+from collections.abc import AsyncIterable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
 import msgspec
 
-from server.chat.dialects import Dialect, Parser, choose_dialect
-from server.chat.messages import (
-    Conversation,
-    Delta,
-    EndOfText,
-    ParsedTurn,
-    Prompt,
-    PromptSpan,
-    Tool,
-    ToolCallStart,
-    fold,
-)
+from server.chat.messages import Conversation, Delta, EndOfText, ParsedTurn, Prompt, PromptSpan, fold
 from server.chat.options import ChatOptions
 from server.chat.plain import PlainDialect
-from server.chat.template import ChatTemplate, choose_source, choose_template
+from server.chat.template import ChatTemplate
+from server.chat.turn import TurnReader
+from server.chat.voice import Speaker, Voice, find_voice
 from server.engine.client import EngineClient, JobStream
 from server.engine.messages import (
     Failed,
@@ -121,11 +113,12 @@ class Choice:
 
     index: int
     stream: JobStream
-    parser: Parser
+    reader: TurnReader
     n_prompt: int
     started: bool = False
     slot: int | None = None
     has_tool_calls: bool = False
+    n_reasoning: int = 0  # generated tokens that were reasoning
     end: FinishReason | None = None
     timings: Timings = field(default_factory=Timings)
 
@@ -135,6 +128,7 @@ class Usage:
     n_prompt: int
     n_cached: int
     n_generated: int
+    n_reasoning: int = 0  # of the generated ones
 
 
 class Generation:
@@ -150,6 +144,7 @@ class Generation:
         self._engine = engine
         self._merged: asyncio.Queue[tuple[Choice, JobEvent]] = asyncio.Queue()
         self._pumps: list[asyncio.Task[None]] = []
+        self._cuts: deque[ChoiceEnd] = deque()  # ends that the engine did not make, to be told next
 
     @property
     def usage(self) -> Usage:
@@ -160,6 +155,7 @@ class Generation:
             n_prompt=sum(map(len, self.prompts)),
             n_cached=sum(choice.timings.cache_n for choice in first_of_prompt),
             n_generated=sum(choice.timings.predicted_n for choice in self.choices),
+            n_reasoning=sum(choice.n_reasoning for choice in self.choices),
         )
 
     @property
@@ -172,11 +168,17 @@ class Generation:
 
     async def __anext__(self) -> GenerationEvent:
         while True:
+            if self._cuts:
+                return self._cuts.popleft()
             choice, event = await self._next()
+            if choice.end is not None:  # it was cut; this was on its way
+                continue
             if isinstance(event, Failed):
                 choice.timings = event.timings
                 raise _error_of(event, self._engine.status.retry_after_s)
             shown = _shown(choice, event)
+            if isinstance(shown, ChoiceText) and _is_over(choice):
+                self._cuts.append(_cut(choice))
             if shown is not None:
                 return shown
 
@@ -213,8 +215,8 @@ def _shown(choice: Choice, event: Started | Progress | Text | Finished) -> Gener
     match event:
         case Text():
             choice.timings = event.timings
-            deltas = choice.parser.feed(event.text)
-            _note_calls(choice, deltas)
+            deltas = choice.reader.feed(event.text, len(event.tokens))
+            _note(choice)
             return ChoiceText(choice.index, event.text, deltas, event.tokens, event.logprobs, event.timings)
         case Started():
             choice.started = True
@@ -226,14 +228,30 @@ def _shown(choice: Choice, event: Started | Progress | Text | Finished) -> Gener
         case Finished():
             choice.timings = event.timings
             choice.end = event.reason
-            cut = event.reason is FinishReason.LENGTH
-            deltas = choice.parser.finish(EndOfText.LENGTH if cut else EndOfText.STOP)
-            _note_calls(choice, deltas)
+            # Only an end token is the model's own end; after a stop text more was meant.
+            own_end = event.reason is FinishReason.END_OF_TURN
+            deltas = choice.reader.finish(EndOfText.STOP if own_end else EndOfText.LENGTH)
+            _note(choice)
             return ChoiceEnd(choice.index, deltas, event.reason, event.stop_text, event.truncated, event.timings)
 
 
-def _note_calls(choice: Choice, deltas: Sequence[Delta]) -> None:
-    choice.has_tool_calls = choice.has_tool_calls or any(isinstance(delta, ToolCallStart) for delta in deltas)
+def _note(choice: Choice) -> None:
+    choice.has_tool_calls = choice.reader.has_tool_calls
+    choice.n_reasoning = choice.reader.n_reasoning
+
+
+def _is_over(choice: Choice) -> bool:
+    """The rest of the answer is not wanted, unless tokens are asked for whatever they are."""
+    return choice.reader.is_over and not choice.stream.job.sampling.ignore_eos
+
+
+def _cut(choice: Choice) -> ChoiceEnd:
+    """End a choice before the engine does."""
+    choice.stream.cancel()
+    choice.end = FinishReason.END_OF_TURN
+    deltas = choice.reader.finish(EndOfText.STOP)
+    _note(choice)
+    return ChoiceEnd(choice.index, deltas, choice.end, "", False, choice.timings)
 
 
 def _error_of(event: Failed, retry_after_s: int) -> GlmserveError:
@@ -297,22 +315,14 @@ async def collect(events: AsyncIterable[GenerationEvent], n_choices: int) -> lis
 # ── the service ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True)
-class _Voice:
-    """How the loaded model is spoken to. Made anew when another model is loaded."""
-
-    facts: ModelFacts
-    template: ChatTemplate
-    dialect: Dialect
-
-
 class ChatService:
     """Text in, events out."""
 
     def __init__(self, engine: EngineClient, options: ChatOptions) -> None:
         self._engine = engine
         self._options = options
-        self._voice: _Voice | None = None
+        self._facts: ModelFacts | None = None
+        self._voice: Voice | None = None
 
     def prepare(self) -> ChatTemplate:
         """Choose template and dialect for the loaded model. Called when the model is ready, so that a broken template
@@ -322,28 +332,37 @@ class ChatService:
     @property
     def template_source(self) -> str:
         """What the template is, usable or not. Raises Unavailable while no model is loaded."""
-        return choose_source(self._options.template, self._engine.facts.chat_template)[0]
+        facts = self._engine.facts
+        try:
+            return self._speak().template.source
+        except ConfigError:
+            return self._options.template or facts.chat_template or ""
 
     def render(self, conversation: Conversation) -> Prompt:
         """Raises InvalidRequest when the template refuses, NotSupported when there is no usable template."""
-        return self._chat_voice().template.render(conversation)
+        return self._chat_voice().render(conversation)
 
     async def count(self, conversation: Conversation) -> int:
         """Prompt tokens of a conversation, exactly as `open_chat` would count them."""
-        return len(await self._tokenize(self.render(conversation)))
+        voice = self._chat_voice()
+        return len(await self._tokenize(voice, voice.render(conversation)))
 
     async def open_chat(self, conversation: Conversation, options: GenerationOptions) -> Generation:
         """Raises ContextTooLong, InvalidRequest, QueueFull or Unavailable before anything runs."""
         voice = self._chat_voice()
-        prompt = voice.template.render(conversation)
-        tokens = await self._tokenize(prompt)
-        return await self._open(voice.facts, [tokens], options, voice.dialect, prompt, conversation.tools)
+        prompt = voice.render(conversation)
+        tokens = await self._tokenize(voice, prompt)
+        return await self._open(
+            [tokens],
+            options,
+            lambda: voice.reader(prompt, conversation),
+            show_special=voice.dialect.shows_special_tokens,
+        )
 
     async def open_completion(self, prompts: Sequence[RawPrompt], options: GenerationOptions) -> Generation:
         """`options.n` choices for each prompt. Raises what `open_chat` raises."""
-        facts = self._engine.facts
         tokens = [await self.tokenize_raw(prompt, add_special=True, parse_special=True) for prompt in prompts]
-        return await self._open(facts, tokens, options, PlainDialect(), Prompt(()), ())
+        return await self._open(tokens, options, _plain_reader, show_special=False)
 
     async def tokenize_raw(self, prompt: RawPrompt, *, add_special: bool, parse_special: bool) -> list[int]:
         """Only a first piece of text is given the vocabulary's BOS. Raises InvalidRequest for an unknown token id."""
@@ -359,22 +378,19 @@ class ChatService:
 
     # ── steps ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _tokenize(self, prompt: Prompt) -> list[int]:
+    async def _tokenize(self, voice: Voice, prompt: Prompt) -> list[int]:
         spans = [_span(span) for span in prompt.spans]
-        bos = self._engine.facts.bos_text
-        # Templates usually write the BOS themselves; the vocabulary must not add a second one.
-        has_bos = bool(bos) and prompt.text.startswith(bos)
-        return await self._engine.tokenize(spans, add_special=not has_bos)
+        return await self._engine.tokenize(spans, add_special=not voice.begins_itself(prompt))
 
     async def _open(
         self,
-        facts: ModelFacts,
         prompts: Sequence[list[int]],
         options: GenerationOptions,
-        dialect: Dialect,
-        prompt: Prompt,
-        tools: Sequence[Tool],
+        reader_of_choice: Callable[[], TurnReader],
+        *,
+        show_special: bool,
     ) -> Generation:
+        facts = self._engine.facts
         for tokens in prompts:
             if not tokens:
                 raise InvalidRequest("the prompt is empty; send at least one token", param="prompt")
@@ -390,10 +406,9 @@ class ChatService:
             for tokens in prompts:
                 first: int | None = None
                 for _ in range(options.n):
-                    job = self._job(tokens, sampling, options, dialect, first)
+                    job = self._job(tokens, sampling, options, first, show_special=show_special)
                     first = first if first is not None else job.id
-                    parser = dialect.parser(prompt, tools)
-                    choices.append(Choice(len(choices), self._engine.open(job), parser, len(tokens)))
+                    choices.append(Choice(len(choices), self._engine.open(job), reader_of_choice(), len(tokens)))
         except BaseException:
             for choice in choices:
                 choice.stream.cancel()
@@ -405,8 +420,9 @@ class ChatService:
         tokens: list[int],
         sampling: SamplingOptions,
         options: GenerationOptions,
-        dialect: Dialect,
         first: int | None,
+        *,
+        show_special: bool,
     ) -> Job:
         return Job(
             id=self._engine.next_job_id(),
@@ -421,7 +437,7 @@ class ChatService:
             slot=options.slot,
             same_prompt_as=first,
             report_progress=options.report_progress,
-            show_special=dialect.shows_special_tokens,
+            show_special=show_special,
         )
 
     async def _with_bias(self, options: GenerationOptions, facts: ModelFacts) -> SamplingOptions:
@@ -440,21 +456,20 @@ class ChatService:
             bias += [(token, value) for token in tokens]
         return msgspec.structs.replace(sampling, logit_bias=tuple(bias))
 
-    def _speak(self) -> _Voice:
+    def _speak(self) -> Voice:
         facts = self._engine.facts
-        if self._voice is None or self._voice.facts is not facts:
-            template = choose_template(
-                given=self._options.template,
-                own=facts.chat_template,
+        if self._voice is None or self._facts is not facts:
+            speaker = Speaker(
+                architecture=facts.architecture,
+                template=facts.chat_template,
                 bos_text=facts.bos_text,
                 eos_text=facts.eos_text,
                 control_texts=facts.control_texts,
-                default_kwargs=self._options.template_kwargs,
             )
-            self._voice = _Voice(facts, template, choose_dialect(facts.architecture, template.source))
+            self._voice, self._facts = find_voice(speaker, self._options), facts
         return self._voice
 
-    def _chat_voice(self) -> _Voice:
+    def _chat_voice(self) -> Voice:
         try:
             return self._speak()
         except ConfigError as error:
@@ -466,6 +481,10 @@ def check_tokens(tokens: Sequence[int], facts: ModelFacts) -> None:
     for token in tokens:
         if not 0 <= token < facts.n_vocab:
             raise InvalidRequest(f"token {token} is not in the vocabulary, whose ids are 0 to {facts.n_vocab - 1}")
+
+
+def _plain_reader() -> TurnReader:
+    return TurnReader(PlainDialect().parser(Prompt(()), ()))
 
 
 def _span(span: PromptSpan) -> Span:

@@ -5,12 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from server.chat.messages import Delta, EndOfText, Prompt, Tool
+from server.chat.glm import GlmDialect
+from server.chat.glm_generation import Generation
+from server.chat.messages import Delta, EndOfText, Place, Prompt, Tool
 from server.chat.plain import PlainDialect
 
 
 class Parser(Protocol):
     """Reads the text of one answer as it comes. Never raises on model text."""
+
+    @property
+    def place(self) -> Place: ...
+
+    @property
+    def ended(self) -> bool:
+        """The model went on to another's turn: whatever comes is not part of the answer."""
+        ...
+
+    @property
+    def opens_another_call(self) -> bool:
+        """A call is complete, and the text has begun the next one."""
+        ...
 
     def feed(self, text: str) -> list[Delta]: ...
 
@@ -31,6 +46,6 @@ class Dialect(Protocol):
     def parser(self, prompt: Prompt, tools: Sequence[Tool]) -> Parser: ...
 
 
-def choose_dialect(architecture: str, template: str) -> Dialect:
-    """The dialect of a model, from llama.cpp's name of its architecture and the source of its chat template."""
-    return PlainDialect()
+def choose_dialect(generation: Generation | None) -> Dialect:
+    """None: a model that is no GLM from 4.5 on."""
+    return PlainDialect() if generation is None else GlmDialect(generation)

@@ -14,7 +14,7 @@ from server.chat.call_writer import CallWriter
 from server.chat.glm_answer import BLANKS, AnswerReader
 from server.chat.glm_generation import Generation
 from server.chat.glm_reasoning import ReasoningWriter, Retained
-from server.chat.messages import ContentDelta, Delta, EndOfText, Prompt, ReasoningDelta, Tool
+from server.chat.messages import ContentDelta, Delta, EndOfText, Place, Prompt, ReasoningDelta, Tool
 from server.chat.tags import BOX_TAGS, CALL_TAGS, TEXT_TAGS, TURN_TAGS, Tag, TagScanner, Token
 from server.chat.toolbox import Toolbox
 
@@ -96,6 +96,21 @@ class GlmParser:
     def ended(self) -> bool:
         """The turn is over: further text is ignored."""
         return self._state is _State.ENDED
+
+    @property
+    def place(self) -> Place:
+        match self._state:
+            case _State.REASONING:
+                return Place.REASONING
+            case _State.HELD:
+                return Place.UNDECIDED
+            case _:
+                return Place.ANSWER
+
+    @property
+    def opens_another_call(self) -> bool:
+        """A call is complete, and the text has begun the next one."""
+        return self._answer.has_calls and self._answer.call is not None
 
     def feed(self, text: str) -> list[Delta]:
         if not text:

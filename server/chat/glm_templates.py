@@ -11,8 +11,10 @@ from importlib.resources import files
 
 from server.chat.glm_generation import Generation
 
+PROMPT_START = "[gMASK]"  # a control token; every GLM template writes it
+
 _BODY = "glm-compact.jinja"
-_VOCABULARY = frozenset({"[gMASK]", "<|observation|>"})  # control tokens of every GLM
+_VOCABULARY = frozenset({PROMPT_START, "<|observation|>"})  # control tokens of every GLM
 _BY_ARCHITECTURE = {
     "glm4moe": Generation.GLM_4_5,  # 4.7 as well: only its template tells
     "deepseek2": Generation.GLM_4_7,  # 4.7-Flash
@@ -35,7 +37,7 @@ def guess_generation(architecture: str, control_texts: Collection[str], template
 
     `architecture` is llama.cpp's name. Architectures are shared with other families, so the vocabulary has to agree.
     """
-    if "[gMASK]" in template_text and "<arg_key>" in template_text:
+    if PROMPT_START in template_text and "<arg_key>" in template_text:
         return _of_template(template_text)
     if not _VOCABULARY.issubset(control_texts):
         return None
@@ -47,10 +49,15 @@ def guess_generation(architecture: str, control_texts: Collection[str], template
     return None
 
 
+def has_newline_layout(template_text: str) -> bool:
+    """A GLM template that puts reasoning, text and calls on lines of their own, as those of 4.5 and 4.6 do."""
+    return _NEWLINE_LAYOUT.search(template_text) is not None
+
+
 def _of_template(text: str) -> Generation:
     if "Reasoning Effort" in text:
         return Generation.GLM_5_3 if _LOW_EFFORT.search(text) else Generation.GLM_5_2
-    if _NEWLINE_LAYOUT.search(text):
+    if has_newline_layout(text):
         return Generation.GLM_4_5
     return Generation.GLM_5 if _INNER_FUNCTION.search(text) else Generation.GLM_4_7
 

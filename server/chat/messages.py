@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import Enum, StrEnum, auto
 from typing import Any
+
+from server.chat.options import ReasoningFormat, Thinking
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +47,14 @@ class Tool:
 class Conversation:
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] = ()
-    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # stronger than `thinking`
+    thinking: Thinking = field(default_factory=Thinking)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    # how the answer is read
+    reasoning_format: ReasoningFormat | None = None  # None: the server's
+    parallel_tool_calls: bool = True  # False: the answer ends after its first call
+    parse_tool_calls: bool = True  # False: calls are left in the content, as the model wrote them
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +119,14 @@ class ToolCallArguments:
 
 
 Delta = ReasoningDelta | ContentDelta | ToolCallStart | ToolCallArguments
+
+
+class Place(Enum):
+    """Where in its turn a text has come to."""
+
+    REASONING = auto()
+    UNDECIDED = auto()  # in a call inside reasoning: a draft, or the end of the reasoning
+    ANSWER = auto()
 
 
 class EndOfText(StrEnum):

@@ -1,4 +1,5 @@
-"""Options of the chat room: which template writes the prompt, and how thoughts are shown. Plain values, no flag names."""
+"""Options of the chat room: which template writes the prompt, how thoughts are asked for, and how they are shown. Plain
+values, no flag names."""
 
 from __future__ import annotations
 
@@ -6,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
+
+# From no thinking at all to the most; OpenAI's words, and "max", which GLM's templates know.
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
 class ReasoningFormat(StrEnum):
@@ -18,7 +22,19 @@ class ReasoningFormat(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Thinking:
+    """How much thinking is asked for. None: nothing is said, so the template decides."""
+
+    enabled: bool | None = None  # stronger than what `effort` says
+    effort: str | None = None  # of EFFORTS; other models than GLM may have words of their own
+    clear: bool | None = None  # leave the reasoning of turns before the last question out of the prompt
+
+
+@dataclass(frozen=True, slots=True)
 class ChatOptions:
+    """Requests say the same things, and win. Template variables win over `thinking`."""
+
     template: str | None = None  # Jinja source that replaces the model's own; None: the model's
-    template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # a request's chat_template_kwargs are put over them
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    thinking: Thinking = field(default_factory=Thinking)
     reasoning_format: ReasoningFormat = ReasoningFormat.AUTO

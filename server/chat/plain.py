@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from server.chat.messages import ContentDelta, Delta, EndOfText, Prompt, Tool
+from server.chat.messages import ContentDelta, Delta, EndOfText, Place, Prompt, Tool
 
 
 class PlainParser:
+    place = Place.ANSWER
+    ended = False
+    opens_another_call = False
+
     def feed(self, text: str) -> list[Delta]:
         return [ContentDelta(text)] if text else []
 

@@ -7,8 +7,9 @@ typed come out as literal spans (`literals.py`).
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -33,7 +34,8 @@ THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 
 
 class ChatTemplate:
-    """One template, compiled. `name` is how messages call it: "the model's chat template", say.
+    """One template, compiled. `name` is how messages call it: "the model's chat template", say. `newline_layout`: of a
+    template whose generation prompt leaves it to the model to open its reasoning on the next line (GLM-4.5).
 
     Raises ConfigError, with the line, when the source is not valid Jinja.
     """
@@ -47,15 +49,23 @@ class ChatTemplate:
         eos_text: str = "",
         control_texts: Sequence[str] = (),
         default_kwargs: Mapping[str, Any] | None = None,
+        newline_layout: bool = False,
     ) -> None:
         self.source = source
         self.name = name
+        self._newline_layout = newline_layout
         self._variables = {"bos_token": bos_text, "eos_token": eos_text, **(default_kwargs or {})}
         self._controls = ControlTexts(control_texts)
         try:
             self._template = _environment().from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise ConfigError(f"{name} is not valid Jinja: {error.message} (line {error.lineno})") from error
+
+    @property
+    def description(self) -> str:
+        """Name and hash, for the log: which of the many versions of a model's template this is."""
+        digest = hashlib.sha256(self.source.encode("utf-8", "replace")).hexdigest()
+        return f"{self.name}, {len(self.source)} characters, sha256 {digest[:16]}"
 
     def render(self, conversation: Conversation) -> Prompt:
         """Raises InvalidRequest when the template refuses the messages or cannot cope with them."""
@@ -76,10 +86,22 @@ class ChatTemplate:
         opens = text.rstrip().endswith(THINK_OPEN)
         if prefill is not None:
             mark = (lambda part: marker.mark(part, own_turn=True)) if marker is not None else str
-            prefix, opens = _prefill(prefill, mark, opens_in_reasoning=opens)
-            text += prefix
+            reasoning, content = mark(prefill.reasoning or ""), mark(prefill.content or "")
+            tail, opens = self._prefill(reasoning, content, text, opens_in_reasoning=opens)
+            text += tail
         spans = marker.spans(text) if marker is not None else [PromptSpan(text, literal=False)]
         return Prompt(tuple(spans), opens_in_reasoning=opens)
+
+    def _prefill(self, reasoning: str, content: str, prompt: str, *, opens_in_reasoning: bool) -> tuple[str, bool]:
+        """What follows the generation prompt when an assistant turn is continued, and whether it ends in reasoning."""
+        line_break = "\n" if self._newline_layout else ""
+        # In that layout the prompt has no think tag yet with thinking on, and both with thinking off.
+        needs_block = self._newline_layout and bool(content) and not prompt.endswith(THINK_CLOSE)
+        if not opens_in_reasoning and (reasoning or needs_block):
+            reasoning, opens_in_reasoning = f"{line_break}{THINK_OPEN}{reasoning}", True
+        if opens_in_reasoning and content:
+            return f"{reasoning}{THINK_CLOSE}{line_break}{content}", False
+        return f"{reasoning}{line_break}{content}" if content else reasoning, opens_in_reasoning
 
     def _marker(
         self, conversation: Conversation, wire: list[dict[str, Any]], tools: list[dict[str, Any]]
@@ -130,36 +152,6 @@ class Arguments(dict[str, Any]):
 
     def __str__(self) -> str:
         return _to_json(self)
-
-
-def choose_source(given: str | None, own: str | None) -> tuple[str, str]:
-    """The operator's template, else the model's own, else ChatML; and how messages call it."""
-    if given is not None:
-        return given, "the chat template given with --chat-template"
-    if own:
-        return own, "the model's chat template"
-    return CHATML, "the fallback chat template (ChatML)"
-
-
-def choose_template(
-    *,
-    given: str | None,
-    own: str | None,
-    bos_text: str,
-    eos_text: str,
-    control_texts: Sequence[str],
-    default_kwargs: Mapping[str, Any],
-) -> ChatTemplate:
-    """`choose_source`, compiled. Raises ConfigError as ChatTemplate does."""
-    source, name = choose_source(given, own)
-    return ChatTemplate(
-        source,
-        name=name,
-        bos_text=bos_text,
-        eos_text=eos_text,
-        control_texts=control_texts,
-        default_kwargs=default_kwargs,
-    )
 
 
 # ── what templates are given ─────────────────────────────────────────────────────────────────────────────────────────
@@ -230,16 +222,6 @@ def _mark_message(wire: dict[str, Any], marker: Marker) -> dict[str, Any]:
         key: marker.mark(value, own_turn=own) if key in ("content", "reasoning_content") else marker.mark_tree(value)
         for key, value in wire.items()
     }
-
-
-def _prefill(final: Message, mark: Callable[[str], str], *, opens_in_reasoning: bool) -> tuple[str, bool]:
-    """What follows the generation prompt when an assistant turn is continued, and whether it ends in reasoning."""
-    reasoning, content = mark(final.reasoning or ""), mark(final.content or "")
-    if not opens_in_reasoning and reasoning:
-        reasoning, opens_in_reasoning = THINK_OPEN + reasoning, True
-    if opens_in_reasoning and content:
-        return f"{reasoning}{THINK_CLOSE}{content}", False
-    return reasoning + content, opens_in_reasoning
 
 
 def _without_half_pairs(text: str) -> str:

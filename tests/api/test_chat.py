@@ -52,6 +52,7 @@ async def test_whole_answer() -> None:
             "prompt_tokens": 5,
             "total_tokens": 13,
             "prompt_tokens_details": {"cached_tokens": 0},
+            "completion_tokens_details": {"reasoning_tokens": 0},
         },
     }
 
@@ -220,7 +221,7 @@ class _Idle:
 
 def write(deltas: list[list[Delta]], reason: FinishReason = FinishReason.END_OF_TURN) -> tuple[Frames, dict[str, Any]]:
     """The same turn as a stream, one event for each list, and as a whole."""
-    choice = Choice(0, _Idle(), parser=None, n_prompt=1)  # type: ignore[arg-type]
+    choice = Choice(0, _Idle(), reader=None, n_prompt=1)  # type: ignore[arg-type]
     generation = Generation.__new__(Generation)
     generation.choices = [choice]
     generation.prompts = [[1]]

@@ -16,6 +16,6 @@ def test_all_text_is_content(chunks: list[str], end: EndOfText) -> None:
     assert all(isinstance(delta, ContentDelta) and delta.text for delta in deltas)
 
 
-def test_an_unknown_architecture_is_plain() -> None:
-    dialect = choose_dialect("llama", "{{ messages }}")
+def test_what_is_no_glm_is_plain() -> None:
+    dialect = choose_dialect(None)
     assert (dialect.name, dialect.shows_special_tokens) == ("plain", False)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from server.chat.messages import Conversation, Message, PromptSpan, Tool, ToolCall
-from server.chat.template import CHATML, ChatTemplate, choose_template
+from server.chat.template import CHATML, ChatTemplate
 from server.errors import ConfigError, InvalidRequest
 
 PLAIN = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
@@ -137,23 +137,6 @@ def test_a_syntax_error_names_template_and_line() -> None:
 def test_no_messages() -> None:
     with pytest.raises(InvalidRequest, match="no messages"):
         text_of(PLAIN)
-
-
-# ── choosing ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize(
-    ("given", "own", "source", "name"),
-    [
-        ("A", "B", "A", "the chat template given with --chat-template"),
-        (None, "B", "B", "the model's chat template"),
-        (None, None, CHATML, "the fallback chat template (ChatML)"),
-        (None, "", CHATML, "the fallback chat template (ChatML)"),
-    ],
-)
-def test_the_given_template_wins_then_the_models(given: str | None, own: str | None, source: str, name: str) -> None:
-    chosen = choose_template(given=given, own=own, bos_text="", eos_text="", control_texts=(), default_kwargs={})
-    assert (chosen.source, chosen.name) == (source, name)
 
 
 # ── continuing an assistant turn ─────────────────────────────────────────────────────────────────────────────────────

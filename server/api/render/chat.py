@@ -67,7 +67,7 @@ class ChatWriter:
         if not self._shows.usage:
             return DONE
         generation = self._generation
-        tail = {"usage": usage(generation.usage), "timings": timings(generation.choices[0].timings)}
+        tail = {"usage": _usage(generation), "timings": timings(generation.choices[0].timings)}
         return self._head + b',"choices":[],' + to_json(tail)[1:] + b"\n\n" + DONE
 
     def _text(self, event: ChoiceText) -> bytes:
@@ -140,7 +140,7 @@ class ChatWriter:
                 "model": identity.model,
                 "system_fingerprint": identity.fingerprint,
                 "choices": [self._choice(i, result) for i, result in enumerate(results)],
-                "usage": usage(generation.usage),
+                "usage": _usage(generation),
                 "timings": timings(generation.choices[0].timings),
             }
         )
@@ -166,6 +166,11 @@ def progress(event: PromptProgress) -> dict[str, Any]:
         "processed": event.n_processed,
         "time_ms": event.time_ms,
     }
+
+
+def _usage(generation: Generation) -> dict[str, Any]:
+    counts = generation.usage
+    return usage(counts) | {"completion_tokens_details": {"reasoning_tokens": counts.n_reasoning}}
 
 
 def _delta(delta: Delta) -> bytes:

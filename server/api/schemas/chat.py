@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field, PlainValidator, ValidationError, Wi
 from server.api.schemas.fields import Body, Int32, first_problem, refuse, refuse_unsupported, shown
 from server.api.schemas.generation import MAX_LOGPROBS, GenerationFields
 from server.chat.messages import Conversation, Message, Tool, ToolCall
+from server.chat.options import EFFORTS, ReasoningFormat, Thinking
 
 DEFAULT_TOP_LOGPROBS = 20  # llama.cpp's, where logprobs is true and top_logprobs absent
 
@@ -178,7 +179,7 @@ _TOOLS_SCHEMA = {
 }
 
 
-class Thinking(Body):
+class ThinkingFields(Body):
     type: Literal["enabled", "disabled"] | None = None
     clear_thinking: bool | None = None
     budget_tokens: int | None = None
@@ -190,12 +191,19 @@ class ConversationFields(Body):
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     tools: Annotated[tuple[Tool, ...], PlainValidator(_tools), WithJsonSchema(_TOOLS_SCHEMA)] = ()
     tool_choice: Annotated[Any, WithJsonSchema({"enum": ["auto", "none", None]})] = None
-    parallel_tool_calls: bool | None = Field(None, description="Accepted; the model decides how many calls it makes.")
-    parse_tool_calls: bool | None = None
+    parallel_tool_calls: bool | None = Field(None, description="False: the answer ends after its first call.")
+    parse_tool_calls: bool | None = Field(
+        None, description="False: calls stay in the content, as the model wrote them."
+    )
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables for the chat template.")
-    reasoning_effort: str | None = Field(None, description="Given to the template; 'none' turns thinking off.")
-    reasoning_format: Literal["auto", "none", "deepseek", "deepseek-legacy"] | None = None
-    thinking: Thinking | None = None
+    reasoning_effort: str | None = Field(
+        None, description=f"For GLM one of {', '.join(EFFORTS)}; given to other templates as it is."
+    )
+    reasoning_format: Literal["auto", "none", "deepseek", "deepseek-legacy"] | None = Field(
+        None, description="none: reasoning stays in the content, in think tags. Absent: the server's."
+    )
+    thinking: ThinkingFields | None = Field(None, description="Whether to think, and what of earlier thoughts to keep.")
+    enable_thinking: bool | None = Field(None, description="The same as thinking.type.")
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = Field(
         None, description="Continue the last message. Absent: if it is an assistant's."
@@ -238,23 +246,22 @@ class ConversationFields(Body):
         return Conversation(
             messages=tuple(message.to_domain() for message in self.messages),
             tools=self.offered_tools,
-            template_kwargs=self._template_kwargs(),
+            template_kwargs=self.chat_template_kwargs or {},
+            thinking=self._thinking(),
             add_generation_prompt=not continues and self.add_generation_prompt is not False,
             continue_final_message=continues,
+            reasoning_format=None if self.reasoning_format is None else ReasoningFormat(self.reasoning_format),
+            parallel_tool_calls=self.parallel_tool_calls is not False,
+            parse_tool_calls=self.parse_tool_calls is not False,
         )
 
-    def _template_kwargs(self) -> dict[str, Any]:
-        """From the weakest to the strongest: reasoning_effort, thinking, chat_template_kwargs."""
-        kwargs: dict[str, Any] = {}
-        if self.reasoning_effort == "none":
-            kwargs["enable_thinking"] = False
-        elif self.reasoning_effort:
-            kwargs["reasoning_effort"] = self.reasoning_effort
-        if self.thinking is not None and self.thinking.type is not None:
-            kwargs["enable_thinking"] = self.thinking.type == "enabled"
-        if self.thinking is not None and self.thinking.clear_thinking is not None:
-            kwargs["clear_thinking"] = self.thinking.clear_thinking
-        return kwargs | (self.chat_template_kwargs or {})
+    def _thinking(self) -> Thinking:
+        asked = self.thinking or ThinkingFields()
+        return Thinking(
+            enabled=self.enable_thinking if asked.type is None else asked.type == "enabled",
+            effort=self.reasoning_effort or None,
+            clear=asked.clear_thinking,
+        )
 
 
 class ChatRequest(ConversationFields, GenerationFields):
