@@ -4,14 +4,12 @@ options. The last station before the server starts; everything it refuses, it re
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from server.api.options import CorsOptions, GenerationDefaults, HttpOptions, ModelNames, TlsOptions
-from server.chat.options import ChatOptions, ReasoningFormat
+from server.chat.options import ChatOptions, ReasoningFormat, Thinking
 from server.cli.sampling_flags import SAMPLING_FIELDS
 from server.cli.settings import Settings
 from server.config import Config
@@ -219,18 +217,19 @@ def _chat_options(settings: Settings) -> ChatOptions:
         template = _text_of(settings, "chat-template-file")
     return ChatOptions(
         template=template,
-        template_kwargs=_template_kwargs(settings),
+        template_kwargs=settings["chat-template-kwargs"] or {},
+        thinking=_thinking(settings),
         reasoning_format=ReasoningFormat(settings["reasoning-format"]),
     )
 
 
-def _template_kwargs(settings: Settings) -> Mapping[str, Any]:
-    kwargs: dict[str, Any] = {}
-    if settings["reasoning"] != "auto":
-        kwargs["enable_thinking"] = settings["reasoning"] == "on"
-    if settings["reasoning-effort"] != "default":
-        kwargs["reasoning_effort"] = settings["reasoning-effort"]
-    return kwargs | (settings["chat-template-kwargs"] or {})
+def _thinking(settings: Settings) -> Thinking:
+    switch, effort = settings["reasoning"], settings["reasoning-effort"]
+    return Thinking(
+        enabled=None if switch == "auto" else switch == "on",
+        effort=None if effort == "default" else effort,
+        clear=False if settings["reasoning-preserve"] else None,
+    )
 
 
 def _readable(settings: Settings, key: str) -> str:

@@ -3,6 +3,7 @@ has the flag (common/arg.cpp); `env` is GLMSERVE_<NAME> where llama.cpp has no v
 
 from __future__ import annotations
 
+from server.chat.options import EFFORTS
 from server.cli.engine_flags import CONTEXT, DEVICES, MODEL, ON_OFF_AUTO
 from server.cli.flag import Flag, Group, flag
 from server.cli.sampling_flags import SAMPLING
@@ -168,11 +169,22 @@ CHAT = Group(
         ),
         flag(
             "--reasoning-effort",
-            Kind(metavar="LEVEL", sample="high"),
+            Choice(choices=("default", *EFFORTS), metavar="LEVEL", sample="high"),
             "default",
-            "low, high, max … (template variable reasoning_effort)",
-            note="default sets nothing.",
+            "how much thinking, from none, minimal, low … to max",
+            note="default leaves it to the template. GLM gets the level that its template knows (docs/api.md), other "
+            "models the variable reasoning_effort as it is. --chat-template-kwargs and the request win.",
             llama="REASONING_EFFORT",
+        ),
+        flag(
+            "--reasoning-preserve",
+            _SWITCH,
+            False,
+            "keep the reasoning of earlier turns in the prompt",
+            note="Sets the template variable clear_thinking to false; off leaves it to the template. "
+            "llama.cpp has it on by default.",
+            llama="REASONING_PRESERVE",
+            off="--no-reasoning-preserve",
         ),
         flag(
             "--reasoning-format",

@@ -8,7 +8,8 @@ from pathlib import Path
 from server.cli.flag import Flag
 from server.cli.flags import GROUPS
 from server.cli.help import toml
-from server.cli.removed import FOREIGN, SPELLINGS, Answer, Foreign
+from server.cli.removed import FOREIGN, SPELLINGS, Answer, Foreign, Spelling
+from server.cli.special_values import SamplerLetters
 
 BEGIN = "<!-- tables: written by python -m server.cli.reference, do not edit -->"
 END = "<!-- end of tables -->"
@@ -23,7 +24,7 @@ def tables() -> str:
     lines += ["### Other spellings", "", "| name | same as |", "|---|---|"]
     for spelling in SPELLINGS:
         names = _code([*spelling.names, *spelling.off])
-        setting = f"--{spelling.sets}" + (f" {spelling.text}" if spelling.text else ", one letter for each sampler")
+        setting = f"--{spelling.sets}" + _converted(spelling)
         lines.append(f"| {names} | {setting} |")
     for answer, title in (
         (Answer.SAME, "Names that ask for what the server does anyway"),
@@ -40,6 +41,12 @@ def tables() -> str:
                 by_reason.setdefault(foreign.why, []).extend(answered)
         lines += [f"| {', '.join(each)} | {why} |" for why, each in by_reason.items()]
     return "\n".join(lines) + "\n"
+
+
+def _converted(spelling: Spelling) -> str:
+    if spelling.text is not None:
+        return f" {spelling.text}"
+    return ", one letter for each sampler" if isinstance(spelling.convert, SamplerLetters) else ""
 
 
 def _row(flag: Flag) -> str:

@@ -11,7 +11,7 @@ from enum import Enum, auto
 from functools import partial
 
 from server.cli.special_values import SamplerLetters
-from server.cli.values import Kind
+from server.cli.values import Kind, Whole, Words
 
 
 class Answer(Enum):
@@ -205,12 +205,6 @@ FOREIGN: tuple[Foreign, ...] = (
     _refused(f"a thinking budget is {_TEMPLATE_LATER}", "--reasoning-budget", env="THINK_BUDGET", same="-1"),
     _refused(f"a thinking budget is {_TEMPLATE_LATER}", "--reasoning-budget-message", env="THINK_BUDGET_MESSAGE"),
     _refused(
-        f"it is {_TEMPLATE_LATER}",
-        "--reasoning-preserve --no-reasoning-preserve",
-        env="REASONING_PRESERVE",
-        value=False,
-    ),
-    _refused(
         "answers are always parsed: leave it out, or take --reasoning-format none to keep thoughts in the content",
         "--skip-chat-parsing",
         env="SKIP_CHAT_PARSING",
@@ -312,15 +306,17 @@ FOREIGN: tuple[Foreign, ...] = (
     _ignored("llama.cpp removed it", "-nommq --no-mul-mat-q -mmq --mul-mat-q", value=False),
     _ignored("llama.cpp removed it; --log-file appends", "--log-append --log-new --log-enable", value=False),
     # what other servers call it
-    _refused("here it is --alias", "--served-model-name"),
-    _refused("here it is --ctx-size for all slots together, or --kv-unified-per-slot for one", "--max-model-len"),
     _refused("here it is --parallel", "--max-num-seqs"),
     _refused("here it is --batch-size", "--max-num-batched-tokens"),
     _refused("here it is --cache-type-k and --cache-type-v", "--kv-cache-dtype"),
     _refused("here it is --tensor-split and --split-mode", "--tensor-parallel-size -tp"),
     _refused("here it is --api-prefix", "--root-path"),
-    _refused("the parsers are chosen by the model's template: leave it out", "--tool-call-parser --reasoning-parser"),
-    _refused("tool calls need no switch: leave it out", "--enable-auto-tool-choice", value=False),
+    _refused(
+        "the parser is chosen by the model and its template, and GLM's reads every generation: leave it out",
+        "--tool-call-parser --reasoning-parser",
+        same="glm45 glm47",
+    ),
+    _same("tool calls need no switch", "--enable-auto-tool-choice"),
 )
 
 SPELLINGS: tuple[Spelling, ...] = (
@@ -335,5 +331,8 @@ SPELLINGS: tuple[Spelling, ...] = (
     ),
     Spelling(("--log-disable",), "log-level", "error", warning="errors are logged all the same"),
     Spelling(("--sampler-seq", "--sampling-seq"), "samplers", convert=SamplerLetters()),
+    # vLLM's
+    Spelling(("--served-model-name",), "alias", convert=Words(metavar="NAME,…", sample="glm-5.2,glm")),
+    Spelling(("--max-model-len",), "kv-unified-per-slot", convert=Whole(least=1, most=2**31 - 1, sample="32768")),
     Spelling(("--slots-endpoint-disable",), "slots", "off", warning="its name is --no-slots now"),
 )

@@ -89,8 +89,9 @@ TABLE: list[tuple[list[str], str, Any]] = [
     (["--max-engine-failures", "2"], "supervisor.max_failures", 2),
     (["--chat-template", "{{ x }}"], "chat.template", "{{ x }}"),
     (["--chat-template-kwargs", '{"a": 1}'], "chat.template_kwargs", {"a": 1}),
-    (["--reasoning", "off"], "chat.template_kwargs", {"enable_thinking": False}),
-    (["--reasoning-effort", "high"], "chat.template_kwargs", {"reasoning_effort": "high"}),
+    (["--reasoning", "off"], "chat.thinking.enabled", False),
+    (["--reasoning-effort", "high"], "chat.thinking.effort", "high"),
+    (["--reasoning-preserve"], "chat.thinking.clear", False),
     (["--reasoning-format", "none"], "chat.reasoning_format", ReasoningFormat.NONE),
     (["--predict", "100"], "http.generation.max_tokens", 100),
     (["--temp", "0.5"], f"{SAMPLING}.temperature", 0.5),
@@ -238,10 +239,15 @@ def test_texts_come_from_files(model: Path, tmp_path: Path) -> None:
         config_of(model, "--grammar-file", str(tmp_path))
 
 
-def test_template_variables_of_the_json_win(model: Path) -> None:
-    kwargs = '{"enable_thinking": true, "x": 1}'
-    config = config_of(model, "--reasoning", "off", "--reasoning-effort", "max", "--chat-template-kwargs", kwargs)
-    assert config.chat.template_kwargs == {"enable_thinking": True, "reasoning_effort": "max", "x": 1}
+def test_a_vllm_line(model: Path) -> None:
+    config = config_of(
+        model,
+        *("--served-model-name", "glm-5.2,glm", "--max-model-len", "4096", "--parallel", "3"),
+        *("--tool-call-parser", "glm47", "--reasoning-parser", "glm45", "--enable-auto-tool-choice"),
+    )
+    assert config.http.model_names == ("glm-5.2", "glm")
+    assert (config.engine.model.n_ctx_slot_max, config.engine.model.n_ctx) == (4096, 3 * 4096)
+    assert config.warnings == ()
 
 
 @pytest.mark.parametrize("given", ["0", "-1"])

@@ -87,6 +87,8 @@ def test_names_for_what_happens_anyway_are_silent(foreign: Foreign, name: str) -
         ["-fit", "off"],
         ["--threads-http", "-1"],
         ["--pooling", "none"],
+        ["--tool-call-parser", "glm45"],
+        ["--reasoning-parser", "GLM45"],
     ],
 )
 def test_values_that_ask_for_the_servers_own_way_are_silent(arguments: list[str]) -> None:
@@ -123,8 +125,9 @@ def test_switches_of_the_environment(env: dict[str, str], refused: bool) -> None
         (["--mmproj", "x"], "text models"),
         (["--lora", "x"], "merge them into the model"),
         (["--rerank"], "generates text"),
-        (["--served-model-name", "x"], "--alias"),
-        (["--max-model-len", "4096"], "--ctx-size"),
+        (["--max-num-seqs", "8"], "--parallel"),
+        (["--tool-call-parser", "hermes"], "leave it out"),
+        (["--max-model-len", "auto"], "32768"),
         (["--grp-attn-n", "4"], "--rope-scaling"),
         (["--no-jinja"], "Jinja"),
         (["--context-shift"], "--ctx-size"),
