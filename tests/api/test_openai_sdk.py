@@ -9,6 +9,8 @@ from typing import Any
 import openai
 import pytest
 
+from server.chat.glm_generation import Generation
+from server.chat.glm_templates import fallback_template
 from tests.support.http import Served, listening, served
 from tests.support.scripted import ScriptedBackend
 
@@ -100,3 +102,30 @@ async def test_closing_a_stream_cancels_it_and_an_error_in_it_is_raised(live: tu
         with pytest.raises(openai.APIError, match="it was killed"):
             async for _ in chunks:
                 pass
+
+
+async def test_a_tool_loop_with_the_streaming_helper() -> None:
+    """The helper joins the deltas itself, and is strict about their shape."""
+    call = "<tool_call>weather<arg_key>城市</arg_key><arg_value>{}</arg_value></tool_call>"
+    replies = [f"Two.</think>I look.{call.format('上海')}{call.format('北京')}", "Hm.</think>Rain in both."]
+    backend = ScriptedBackend(
+        reply=lambda prompt: replies["<tool_response>" in prompt], chat_template=fallback_template(Generation.GLM_5_2)
+    )
+    tools: Any = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+    messages: Any = user("How is the weather?")
+    async with (
+        served(backend) as s,
+        listening(s.app) as (base, _),
+        openai.AsyncOpenAI(base_url=f"{base}/v1", api_key="none", max_retries=0) as client,
+    ):
+        async with client.chat.completions.stream(model="tiny", messages=messages, tools=tools) as stream:
+            first = (await stream.get_final_completion()).choices[0]
+        assert first.finish_reason == "tool_calls"
+        assert first.message.content == "I look."
+        calls = first.message.tool_calls or []
+        assert [call.function.arguments for call in calls] == ['{"城市": "上海"}', '{"城市": "北京"}']
+        messages.append(first.message.model_dump(exclude_none=True))
+        messages += [{"role": "tool", "tool_call_id": call.id, "content": "rain"} for call in calls]
+        second = (await client.chat.completions.create(model="tiny", messages=messages, tools=tools)).choices[0]
+    assert (second.finish_reason, second.message.content) == ("stop", "Rain in both.")
+    assert second.message.model_extra == {"reasoning_content": "Hm.", "reasoning": "Hm."}
