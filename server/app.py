@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import server
-from server.api.options import HttpOptions
+from server.api.options import HttpOptions, TlsOptions
 from server.config import Config
 from server.engine.client import EngineClient, EngineState
 from server.engine.supervisor import Supervisor
-from server.errors import PortError, StartError
+from server.errors import ConfigError, PortError, StartError
 from server.ops.logs import set_up_logging
 from server.ops.startup import LoadProgress, curl_line, ready_lines, say
 
@@ -43,6 +43,7 @@ def run(config: Config) -> int:
     for warning in config.warnings:
         logger.warning("%s", warning)
     _raise_file_limit()
+    _check_tls(config.http.tls)
     sockets = bind(config.http)
     paths = [sock.getsockname() for sock in sockets if sock.family == socket.AF_UNIX]
     try:
@@ -139,6 +140,21 @@ def base_url(http: HttpOptions, sockets: Sequence[socket.socket]) -> str:
     return f"{scheme}://localhost{http.prefix}"
 
 
+def _check_tls(tls: TlsOptions | None) -> None:
+    """Before anything is started: a wrong file would otherwise be told by a traceback of the web server."""
+    if tls is None:
+        return
+    import ssl
+
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(tls.cert_file, tls.key_file, password="")
+    except (ssl.SSLError, OSError, ValueError) as error:
+        raise ConfigError(
+            f"--ssl-cert-file '{tls.cert_file}' and --ssl-key-file '{tls.key_file}' are no certificate and key that "
+            f"belong together ({error}); both must be PEM files, the key without a passphrase"
+        ) from error
+
+
 # ── the server ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -226,7 +242,7 @@ class _Server:
             status = self._client.status
             progress.show(status)
             if status.state is EngineState.READY:
-                seconds = time.monotonic() - self._began
+                seconds = time.monotonic() - self._began if status.restarts == 0 else self._client.load_s
                 for warning in self._client.facts.warnings:
                     logger.warning("%s", warning)
                 self._choose_template()
@@ -241,7 +257,7 @@ class _Server:
     def _choose_template(self) -> None:
         """A template that is broken is told now, not by the first request: the operator's own ends the start."""
         try:
-            logger.info("chat template: %s", self._service.prepare().name)
+            logger.info("chat template: %s", self._service.prepare().description)
         except StartError as error:
             self._failure = error
             if self._uvicorn is not None:
@@ -272,7 +288,7 @@ class _Server:
 
     def _stop_now(self) -> None:
         """Every stream gets its error event before its connection is closed."""
-        self._client.fail_all("the server is shutting down")
+        self._client.fail_all("the server is shutting down", stopping=True)
         if self._uvicorn is not None:
             uvicorn_server = self._uvicorn
             asyncio.get_running_loop().call_later(1.0, lambda: setattr(uvicorn_server, "force_exit", True))

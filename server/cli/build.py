@@ -18,7 +18,7 @@ from server.engine.options import EngineOptions, ModelOptions, SchedulerOptions,
 from server.errors import ConfigError
 from server.gguf import Header
 from server.ops.options import LogFormat, LogLevel, LogOptions
-from server.store.source import ModelFiles, demo_model, resolve_model
+from server.store.source import ModelFiles, demo_model, resolve_model, tiny_glm_model
 
 # Architectures whose tensors llama.cpp cannot split across GPUs (llm_arch_supports_sm_tensor); latent attention apart,
 # these are the ones that this server is made for. Others are refused by llama.cpp itself, at load.
@@ -47,7 +47,7 @@ def build_config(settings: Settings) -> Config:
 
 def _model_files(settings: Settings) -> ModelFiles:
     if settings["demo"]:
-        return resolve_model(demo_model())
+        return resolve_model(demo_model() if settings["demo"] == "small" else tiny_glm_model())
     if settings["gguf"] is None:
         raise ConfigError("no model is given: add --gguf PATH (a .gguf file or its folder), or --demo to try one out")
     return resolve_model(settings["gguf"])

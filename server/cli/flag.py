@@ -26,7 +26,8 @@ class Flag:
     off: tuple[str, ...] = ()
     main: bool = False  # part of the short help
     secret: bool = False  # never shown
-    bare: str | None = None  # the value where none follows (old command lines)
+    bare: str | None = None  # the value where none follows
+    bare_is_old: bool = True  # leaving the value out is an old command line's way, and warned of
     action: bool = False  # does something and ends, or steers the command line itself; not part of a configuration
 
     @property
@@ -53,6 +54,7 @@ def flag(
     main: bool = False,
     secret: bool = False,
     bare: str | None = None,
+    bare_is_old: bool = True,
     action: bool = False,
 ) -> Flag:
     """`names` and `off` are separated by spaces; `llama` is what follows LLAMA_ARG_ in llama.cpp's variable, if any."""
@@ -60,4 +62,6 @@ def flag(
     key = next(name for name in all_names if name.startswith("--"))[2:]
     own = OWN_PREFIX + key.replace("-", "_").upper()
     variable = env or (LLAMA_PREFIX + llama if llama else own)
-    return Flag(key, all_names, kind, default, help, variable, note, tuple(off.split()), main, secret, bare, action)
+    return Flag(
+        key, all_names, kind, default, help, variable, note, tuple(off.split()), main, secret, bare, bare_is_old, action
+    )

@@ -41,6 +41,8 @@ def read_arguments(arguments: Sequence[str], into: Collector) -> None:
 def _text_of_none(named: Named, name: str, following: str | None, into: Collector) -> str | None:
     """The value of a flag that takes one and got none."""
     match named.target:
+        case Flag(bare=str(bare), bare_is_old=False):
+            return bare
         case Flag(bare=str(bare)):
             into.warnings.append(f"{name} without a value counts as {name} {bare}")
             return bare

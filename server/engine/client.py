@@ -121,6 +121,7 @@ class EngineClient:
         self._opened_at: dict[int, float] = {}
         self._changed = asyncio.Event()
         self.load_failure: str | None = None
+        self.load_s = 0.0  # how long the last load took
         self.on_snapshot: Callable[[Snapshot], None] | None = None  # told of every snapshot as it arrives
 
     # ── state ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -268,10 +269,11 @@ class EngineClient:
             self._writer = None
             self._heartbeat = Heartbeat(0.0, 0)
 
-    def fail_all(self, reason: str) -> None:
-        """The engine is gone: end every job and every question. Jobs that had not started may be asked again."""
+    def fail_all(self, reason: str, *, stopping: bool = False) -> None:
+        """The engine is gone: end every job and every question. Jobs that had not started may be asked again, and when
+        the server is `stopping` nobody is at fault."""
         for stream in list(self._streams.values()):
-            kind = FailureKind.ENGINE if stream.started else FailureKind.UNAVAILABLE
+            kind = FailureKind.ENGINE if stream.started and not stopping else FailureKind.UNAVAILABLE
             self._deliver(Failed(stream.job.id, kind, reason))
         for future in self._calls.values():
             if not future.done():
@@ -288,8 +290,9 @@ class EngineClient:
                     self.on_snapshot(event)
             case Loading(progress, phase):
                 self.status = dataclasses.replace(self._status, progress=progress, phase=phase)
-            case Ready(facts):
+            case Ready(facts, load_ms):
                 self._facts = facts
+                self.load_s = load_ms / 1e3
                 if self._status.state is not EngineState.STOPPING:
                     self.status = EngineStatus(EngineState.READY, restarts=self._status.restarts)
             case LoadFailed(message):

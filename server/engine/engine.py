@@ -59,10 +59,11 @@ class Engine:
 
     # ── the four verbs ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    def submit(self, job: Job) -> None:
-        """Queue a job. Whatever is wrong with it is told by a Failed event of the next step."""
+    def submit(self, job: Job, arrived_at: float | None = None) -> None:
+        """Queue a job. Whatever is wrong with it is told by a Failed event of the next step. `arrived_at`, by the
+        engine's clock, is when its wait began, if that was not just now."""
         self._counts["jobs_submitted"] += 1
-        run = Run.of(job, self._now())
+        run = Run.of(job, self._now() if arrived_at is None else arrived_at)
         n_ctx = self._backend.facts.n_ctx_seq
         if not 0 < len(job.tokens) < n_ctx:
             message = f"the prompt has {len(job.tokens)} tokens; it must have at least 1 and fewer than {n_ctx}"

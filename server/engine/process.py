@@ -1,8 +1,8 @@
 """The engine process: `python -m server.engine.process FD`. Moves messages between a socket and the Engine.
 
-The main thread owns llama.cpp and runs the step loop. An input thread reads commands; it answers questions about the
-vocabulary itself, so that they never wait for a decode, sends a heartbeat every second, and ends the process the moment
-the HTTP process is gone.
+The main thread owns llama.cpp and runs the step loop. An input thread reads commands, sends a heartbeat every second,
+and ends the process the moment the HTTP process is gone. Questions about the vocabulary have threads of their own, so
+that they wait for no decode and nothing waits for them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 from server.engine.backend import Backend
 from server.engine.engine import Engine
@@ -44,6 +46,7 @@ from server.errors import StartError
 
 HEARTBEAT_S = 1.0
 SNAPSHOT_S = 0.1
+VOCABULARY_THREADS = 2
 
 OnProgress = Callable[[str, float], None]
 Load = Callable[[EngineOptions, OnProgress], Backend]
@@ -59,7 +62,9 @@ class EngineProcess:
         self._socket = EngineSocket(sock)
         self._load = load
         self._leave = leave
-        self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[tuple[float, Command]] = queue.SimpleQueue()  # with the time of arrival
+        # Megabytes of text take seconds to tokenise; meanwhile other questions, cancels and heartbeats must pass.
+        self._vocabulary_threads = ThreadPoolExecutor(VOCABULARY_THREADS, thread_name_prefix="engine-vocabulary")
         self._backend: Backend | None = None
         self._step_began: float | None = None
         self._n_steps = 0
@@ -83,6 +88,7 @@ class EngineProcess:
         load_ms = (time.monotonic() - began) * 1e3
         self._socket.send([Ready(backend.facts, load_ms), engine.snapshot()])
         self._serve(engine)
+        self._vocabulary_threads.shutdown(cancel_futures=True)
         backend.close()
         return 0
 
@@ -90,10 +96,11 @@ class EngineProcess:
 
     def _serve(self, engine: Engine) -> None:
         while True:
-            for command in self._commands(wait=not engine.has_work):
+            for arrived_at, command in self._commands(wait=not engine.has_work):
+                self._step_began = time.monotonic()
                 match command:
                     case Submit(job):
-                        engine.submit(job)
+                        engine.submit(job, arrived_at)
                     case Cancel(job_id):
                         engine.cancel(job_id)
                     case Stop():
@@ -109,7 +116,7 @@ class EngineProcess:
             if events:
                 self._socket.send(events)
 
-    def _commands(self, *, wait: bool) -> list[Command]:
+    def _commands(self, *, wait: bool) -> list[tuple[float, Command]]:
         commands = [self._inbox.get()] if wait else []
         while True:
             try:
@@ -143,9 +150,17 @@ class EngineProcess:
     def _take(self, command: Command) -> None:
         match command:
             case Tokenize() | Detokenize() | TokenPieces():
-                self._socket.send([self._answer(command)])
+                self._vocabulary_threads.submit(self._reply, command)
             case _:
-                self._inbox.put(command)
+                self._inbox.put((time.perf_counter(), command))
+
+    def _reply(self, question: Tokenize | Detokenize | TokenPieces) -> None:
+        try:
+            answer = self._answer(question)
+        except Exception as error:  # noqa: BLE001  an answer there must be, or its client waits for ever
+            answer = CallFailed(question.call_id, f"{type(error).__name__}: {error}")
+        with suppress(OSError):
+            self._socket.send([answer])
 
     def _answer(self, question: Tokenize | Detokenize | TokenPieces) -> Event:
         backend = self._backend

@@ -80,9 +80,9 @@ class Supervisor:
                 self._client.fail_all("the engine ended while the server was stopping")
                 return
             reason = self._death_note()
-            log.error("%s", reason)
             self._deaths_in_a_row = 1 if was_ready and self._finished_jobs() else self._deaths_in_a_row + 1
             self._consider(reason, was_ready=was_ready)
+            log.error("%s", reason)
             wait_s = min(MAX_BACKOFF_S, self._options.backoff_s * 2 ** (self._deaths_in_a_row - 1))
             restarts = self._client.status.restarts + 1
             retry_s = max(1, round(wait_s + 1))
@@ -97,7 +97,7 @@ class Supervisor:
         """End the engine process: asked first, killed when it does not go. Jobs that are open are failed."""
         self._stop_asked.set()
         self._client.status = EngineStatus(EngineState.STOPPING, restarts=self._client.status.restarts)
-        self._client.fail_all("the server is stopping")
+        self._client.fail_all("the server is stopping", stopping=True)
         process = self._process
         if process is None:
             return

