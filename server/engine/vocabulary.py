@@ -9,7 +9,7 @@ from types import ModuleType
 from server.engine.messages import Span
 from server.errors import InvalidRequest
 
-_ATTR_UNKNOWN, _ATTR_CONTROL = 1 << 0, 1 << 3  # enum llama_token_attr
+_ATTR_UNKNOWN, _ATTR_CONTROL, _ATTR_USER_DEFINED = 1 << 0, 1 << 3, 1 << 4  # enum llama_token_attr
 _PIECE_BYTES = 64  # longer pieces are asked for twice
 # GLM ends a turn by opening the next role; llama.cpp knows that of <|endoftext|> only
 _GLM_END_TEXTS = frozenset({"<|user|>", "<|observation|>", "<|endoftext|>"})
@@ -23,8 +23,12 @@ class Vocabulary:
         self.n_tokens = int(bindings.llama_vocab_n_tokens(handle))
         self._hidden: list[bytes | None] = [None] * self.n_tokens  # pieces, control tokens empty
         self._shown: list[bytes | None] = [None] * self.n_tokens  # pieces, control tokens as text
-        self._control_tokens, self.end_tokens = self._scan(glm=architecture.startswith(("glm", "chatglm")))
-        self.control_texts = [self.text(token) for token in self._control_tokens]
+        glm = architecture.startswith(("glm", "chatglm")) or self._has_glm_mask()
+        control, self.end_tokens = self._scan(glm=glm)
+        # GLM's think and call tags are user-defined tokens. llama.cpp makes them out of any text, asked to or not.
+        self._tag_texts = [self.text(token) for token in self._user_defined()] if glm else []
+        self._tag_pattern = _any_of(self._tag_texts)
+        self.control_texts = [self.text(token) for token in control] + self._tag_texts
         self._control_pattern = _any_of(self.control_texts)
         self._longest_control = max(map(len, self.control_texts), default=0)
 
@@ -35,6 +39,18 @@ class Vocabulary:
         if glm:
             ends |= {token for token in control if self.text(token) in _GLM_END_TEXTS}
         return control, frozenset(ends)
+
+    def _has_glm_mask(self) -> bool:
+        """Architectures do not tell all (GLM-4.7-Flash is a deepseek2), but every GLM vocabulary has this token."""
+        return len(self._tokenize("[gMASK]", add_special=False, special=True)) == 1
+
+    def _user_defined(self) -> list[int]:
+        get_attr = self._bindings.llama_vocab_get_attr
+        return [
+            i
+            for i in range(self.n_tokens)
+            if get_attr(self.handle, i) & _ATTR_USER_DEFINED and not self.text(i).isspace()
+        ]
 
     def text(self, token: int) -> str:
         """The token's name in the vocabulary; "" for "no such token" (-1)."""
@@ -82,10 +98,21 @@ class Vocabulary:
         if add_special and self.adds_bos:
             tokens.append(self._bindings.llama_vocab_bos(self.handle))
         for span in spans:
-            tokens += self._tokenize(span.text, add_special=False, special=span.special)
+            if span.special:
+                tokens += self._tokenize(span.text, add_special=False, special=True)
+                continue
+            for part in self._broken_tags(span.text):
+                tokens += self._tokenize(part, add_special=False, special=False)
         if add_special and self._bindings.llama_vocab_get_add_eos(self.handle):
             tokens.append(self._bindings.llama_vocab_eos(self.handle))
         return tokens
+
+    def _broken_tags(self, text: str) -> list[str]:
+        """The text cut after the first character of every tag in it, so that no part holds a whole one."""
+        if self._tag_pattern is None:
+            return [text]
+        cuts = sorted({match.start() + 1 for match in self._tag_pattern.finditer(text)})
+        return [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
 
     def _literal_control(self, spans: list[Span], text: str) -> bool:
         """Would the joined text make a control token out of characters of a span that is not special?"""
