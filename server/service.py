@@ -18,11 +18,12 @@ import msgspec
 from server.chat.messages import Conversation, Delta, EndOfText, ParsedTurn, Prompt, PromptSpan, fold
 from server.chat.options import ChatOptions
 from server.chat.plain import PlainDialect
-from server.chat.template import ChatTemplate
+from server.chat.template import THINK_CLOSE, THINK_OPEN, ChatTemplate
 from server.chat.turn import TurnReader
 from server.chat.voice import Speaker, Voice, find_voice
 from server.engine.client import EngineClient, JobStream
 from server.engine.messages import (
+    BlockLimit,
     Failed,
     FailureKind,
     Finished,
@@ -65,6 +66,8 @@ class GenerationOptions:
     report_progress: bool = False
     text_bias: tuple[tuple[str, float], ...] = ()  # like SamplingOptions.logit_bias, for every token of a text
 
+
+THINK_TAGS = (THINK_OPEN, THINK_CLOSE)
 
 # A raw prompt: pieces of text and of token ids, to be joined.
 RawPrompt = tuple[str | tuple[int, ...], ...]
@@ -357,6 +360,7 @@ class ChatService:
             options,
             lambda: voice.reader(prompt, conversation),
             show_special=voice.dialect.shows_special_tokens,
+            block_limit=await self._block_limit(voice, prompt, conversation, options),
         )
 
     async def open_completion(self, prompts: Sequence[RawPrompt], options: GenerationOptions) -> Generation:
@@ -389,6 +393,7 @@ class ChatService:
         reader_of_choice: Callable[[], TurnReader],
         *,
         show_special: bool,
+        block_limit: BlockLimit | None = None,
     ) -> Generation:
         facts = self._engine.facts
         for tokens in prompts:
@@ -406,7 +411,9 @@ class ChatService:
             for tokens in prompts:
                 first: int | None = None
                 for _ in range(options.n):
-                    job = self._job(tokens, sampling, options, first, show_special=show_special)
+                    job = self._job(
+                        tokens, sampling, options, first, show_special=show_special, block_limit=block_limit
+                    )
                     first = first if first is not None else job.id
                     choices.append(Choice(len(choices), self._engine.open(job), reader_of_choice(), len(tokens)))
         except BaseException:
@@ -423,6 +430,7 @@ class ChatService:
         first: int | None,
         *,
         show_special: bool,
+        block_limit: BlockLimit | None,
     ) -> Job:
         return Job(
             id=self._engine.next_job_id(),
@@ -438,7 +446,30 @@ class ChatService:
             same_prompt_as=first,
             report_progress=options.report_progress,
             show_special=show_special,
+            block_limit=block_limit,
         )
+
+    async def _block_limit(
+        self, voice: Voice, prompt: Prompt, conversation: Conversation, options: GenerationOptions
+    ) -> BlockLimit | None:
+        """The budget of reasoning, in tokens of this model."""
+        budget = voice.budget(conversation)
+        if budget is None:
+            return None
+        asked = conversation.thinking.budget is not None
+        if options.sampling.grammar is not None:
+            if asked:
+                raise InvalidRequest("a reasoning budget is not supported together with a grammar", param="grammar")
+            return None
+        tags = [await self._engine.tokenize([Span(tag, special=True)], add_special=False) for tag in THINK_TAGS]
+        if any(len(tag) != 1 for tag in tags):
+            if asked:
+                raise InvalidRequest("this model has no tokens for think tags, so its reasoning cannot be limited")
+            return None
+        n_tokens, message = budget
+        ending = await self._engine.tokenize([Span(message, special=False)], add_special=False) if message else []
+        [[opener], [closer]] = tags
+        return BlockLimit(n_tokens, opener, closer, [*ending, closer], is_open=prompt.opens_in_reasoning)
 
     async def _with_bias(self, options: GenerationOptions, facts: ModelFacts) -> SamplingOptions:
         sampling = options.sampling

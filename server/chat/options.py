@@ -28,6 +28,8 @@ class Thinking:
     enabled: bool | None = None  # stronger than what `effort` says
     effort: str | None = None  # of EFFORTS; other models than GLM may have words of their own
     clear: bool | None = None  # leave the reasoning of turns before the last question out of the prompt
+    budget: int | None = None  # most tokens of reasoning; -1: no limit, whatever the server's
+    budget_message: str | None = None  # put at the end of reasoning that the budget cuts
 
 
 @dataclass(frozen=True, slots=True)

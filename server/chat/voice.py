@@ -45,6 +45,13 @@ class Voice:
         variables = thinking_variables(conversation.thinking, self.generation) | dict(conversation.template_kwargs)
         return self.template.render(dataclasses.replace(conversation, template_kwargs=variables))
 
+    def budget(self, conversation: Conversation) -> tuple[int, str] | None:
+        """The most tokens of reasoning and what is then put at its end, if there is a limit."""
+        asked, own = conversation.thinking, self.options.thinking
+        n_tokens = own.budget if asked.budget is None else asked.budget
+        message = own.budget_message if asked.budget_message is None else asked.budget_message
+        return None if n_tokens is None or n_tokens < 0 else (n_tokens, message or "")
+
     def begins_itself(self, prompt: Prompt) -> bool:
         """The template has written the start of the text, so the vocabulary must not add its BOS as well."""
         starts = tuple(text for text in (self.bos_text, PROMPT_START if self.generation else "") if text)

@@ -229,6 +229,8 @@ def _thinking(settings: Settings) -> Thinking:
         enabled=None if switch == "auto" else switch == "on",
         effort=None if effort == "default" else effort,
         clear=False if settings["reasoning-preserve"] else None,
+        budget=settings["reasoning-budget"],
+        budget_message=settings["reasoning-budget-message"],
     )
 
 

@@ -177,6 +177,21 @@ CHAT = Group(
             llama="REASONING_EFFORT",
         ),
         flag(
+            "--reasoning-budget",
+            Whole(words={"-1": None}, sample="4096"),
+            None,
+            "most tokens of reasoning, then it is closed; -1: no limit",
+            note="0: none at all. A request's own wins.",
+            llama="THINK_BUDGET",
+        ),
+        flag(
+            "--reasoning-budget-message",
+            Kind(metavar="TEXT", sample="TEXT"),
+            None,
+            "text at the end of reasoning that the budget closes",
+            llama="THINK_BUDGET_MESSAGE",
+        ),
+        flag(
             "--reasoning-preserve",
             _SWITCH,
             False,

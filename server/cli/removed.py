@@ -66,7 +66,6 @@ _FIT = "sizes are not fitted to the devices yet; set --ctx-size, --n-gpu-layers 
 _YARN = "YaRN's own settings are not supported; --rope-scaling yarn takes them from the model"
 _PRESET = f"model presets are not supported, and {_DOWNLOAD}"
 _LOOKS = "the log has one look; choose it with --log-format"
-_TEMPLATE_LATER = "not supported yet: leave it out, or pass template variables with --chat-template-kwargs"
 
 
 def _foreign(
@@ -202,8 +201,6 @@ FOREIGN: tuple[Foreign, ...] = (
     _refused(_MULTIMODAL, "--media-path"),
     # chat and sampling
     _same("templates are always rendered with Jinja", "--jinja", env="JINJA", off="--no-jinja", off_answer=_REFUSED),
-    _refused(f"a thinking budget is {_TEMPLATE_LATER}", "--reasoning-budget", env="THINK_BUDGET", same="-1"),
-    _refused(f"a thinking budget is {_TEMPLATE_LATER}", "--reasoning-budget-message", env="THINK_BUDGET_MESSAGE"),
     _refused(
         "answers are always parsed: leave it out, or take --reasoning-format none to keep thoughts in the content",
         "--skip-chat-parsing",

@@ -45,6 +45,10 @@ class Sampler(Protocol):
         """Choose and accept the next token from the logits of `row`."""
         ...
 
+    def force(self, row: int, token: int) -> None:
+        """Accept a token in place of one sampled from `row`. Not for a job with a grammar, which might not allow it."""
+        ...
+
     def logprobs(self, row: int, token: int, n_top: int) -> TokenLogprob:
         """Log-probability of `token`, just sampled from `row`, and the `n_top` likeliest tokens."""
         ...

@@ -307,9 +307,8 @@ class Engine:
                 run.prompt_done_at = now
                 self._end(slot, FinishReason.LENGTH)
                 return
-        assert run.sampler is not None
         try:
-            token = run.sampler.sample(row)
+            token = run.choose(row)
         except RequestError as error:  # a grammar that leaves no token to choose
             slot.release(self._step)
             self._fail(run, FailureKind.INVALID, error.message)

@@ -63,6 +63,17 @@ class SamplingOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     grammar: str | None = None  # GBNF
 
 
+class BlockLimit(msgspec.Struct, frozen=True, omit_defaults=True):
+    """No more than `n_tokens` in the blocks between two tokens: then `ending`, whose last token is `closer`, is put in
+    place of what the model would say."""
+
+    n_tokens: int
+    opener: int
+    closer: int
+    ending: list[int]
+    is_open: bool = False  # the prompt ends inside a block
+
+
 class Job(Message, frozen=True):
     """One sequence to continue. `n` choices are `n` jobs that name the first as `same_prompt_as`."""
 
@@ -79,6 +90,7 @@ class Job(Message, frozen=True):
     same_prompt_as: int | None = None  # job whose prefill this one waits for and shares
     report_progress: bool = False  # send Progress events while the prompt is read
     show_special: bool = False  # control tokens appear in the text
+    block_limit: BlockLimit | None = None  # of reasoning; not together with a grammar
 
 
 # ── commands ─────────────────────────────────────────────────────────────────────────────────────────────────────────

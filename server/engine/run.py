@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from server.engine.backend import Backend, Sampler
+from server.engine.block_limit import BlockCounter
 from server.engine.messages import Failed, FailureKind, Finished, FinishReason, Job, Text, Timings, TokenLogprob
 from server.engine.text import TextStream
 
@@ -18,6 +19,7 @@ class Run:
     submitted_at: float
     tokens: list[int]
     text: TextStream
+    block: BlockCounter | None = None
     sampler: Sampler | None = None
     next_token: int | None = None  # sampled, not yet decoded
     n_cached: int = 0
@@ -32,7 +34,8 @@ class Run:
 
     @classmethod
     def of(cls, job: Job, now: float) -> Run:
-        return cls(job, now, list(job.tokens), TextStream(job.stop))
+        block = None if job.block_limit is None else BlockCounter(job.block_limit)
+        return cls(job, now, list(job.tokens), TextStream(job.stop), block)
 
     @property
     def n_prompt(self) -> int:
@@ -55,6 +58,19 @@ class Run:
         if self.prompt_done_at is None or self.last_token_at is None:
             return 0.0
         return max(1e-3, (self.last_token_at - self.prompt_done_at) * 1e3)
+
+    def choose(self, row: int) -> int:
+        """The next token, from the logits of `row` or by force. Raises RequestError when a grammar leaves none."""
+        assert self.sampler is not None
+        if self.block is None:
+            return self.sampler.sample(row)
+        token = self.block.forced(within_character=self.text.within_character)
+        if token is None:
+            token = self.sampler.sample(row)
+        else:
+            self.sampler.force(row, token)
+        self.block.note(token)
+        return token
 
     def accept(self, token: int, row: int, backend: Backend, now: float) -> list[Text | Finished]:
         """Take a sampled token: the text that became final with it, and Finished when it was the last."""

@@ -64,6 +64,12 @@ class LlamaSampler:
             return token
         return self._sample_candidates(row)
 
+    def force(self, row: int, token: int) -> None:
+        if self._post_probs:
+            self._choose(row, constrained=False)  # what would have been left, for those who asked
+        if self._chain is not None:
+            self._source.bindings.llama_sampler_accept(self._chain, token)
+
     # ── grammar and post-sampling probabilities ──────────────────────────────────────────────────────────────────────
 
     def _sample_candidates(self, row: int) -> int:

@@ -88,6 +88,11 @@ class TextStream:
         self._n_chars = 0  # final characters so far
         self._starts: list[int] = []  # where the text of each token not yet given away begins, in characters
 
+    @property
+    def within_character(self) -> bool:
+        """The last token ended in the middle of a character."""
+        return bool(self._decoder.getstate()[0])
+
     def feed(self, token_bytes: bytes) -> Piece:
         self._starts.append(self._n_chars + self._scanner.n_held)
         text = self._decoder.decode(token_bytes)

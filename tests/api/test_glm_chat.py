@@ -169,6 +169,44 @@ async def test_ignoring_the_end_means_it() -> None:
     assert body["choices"][0]["message"]["content"] == "Yes."
 
 
+# ── the budget of reasoning; the script goes on where it was when a token was forced ──────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("fields", "reasoning", "content"),
+    [
+        ({"thinking": {"budget_tokens": 2}}, "ab", "cYes."),
+        ({"thinking_budget_tokens": 2, "reasoning_budget_message": "So:"}, "abSo:", "cYes."),
+        ({"reasoning_budget_tokens": 0}, "", "abcYes."),
+        ({"thinking_token_budget": 3}, "abc", "Yes."),
+        ({"thinking": {"budget_tokens": 9}}, "abc", "Yes."),
+        ({"thinking": {"budget_tokens": -1}}, "abc", "Yes."),
+        ({}, "a", "bcYes."),
+    ],
+)
+async def test_the_budget_of_reasoning(fields: dict[str, Any], reasoning: str, content: str) -> None:
+    chat = ChatOptions(thinking=Thinking(budget=1))
+    async with served(glm("abc</think>Yes."), chat=chat) as s:
+        message, reason = await both(s, **fields)
+        usage = (await s.chat(**fields)).json()["usage"]
+    assert (message.get("reasoning_content", ""), message["content"], reason) == (reasoning, content, "stop")
+    assert usage["completion_tokens_details"]["reasoning_tokens"] == len(reasoning)
+
+
+async def test_the_budget_waits_for_a_whole_character() -> None:
+    async with served(glm("é€</think>Yes.")) as s:
+        message, _ = await both(s, thinking_budget_tokens=3)
+    assert message["reasoning_content"] == "é€"
+
+
+async def test_a_budget_and_a_grammar() -> None:
+    chat = ChatOptions(thinking=Thinking(budget=1))
+    async with served(glm("abc</think>Yes."), chat=chat) as s:
+        assert (await s.chat(grammar="root ::= [a-z]+", thinking_budget_tokens=2)).status_code == 400
+        message, _ = await both(s, grammar="root ::= [a-z]+")
+    assert message["reasoning_content"] == "abc", "the server's own budget gives way"
+
+
 # ── prompts ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -219,7 +219,7 @@ def test_progress_is_for_streams() -> None:
         ("suffix", "x", "is not supported"),
         ("min_tokens", 5, "is not supported"),
         ("stop_token_ids", [1], "use 'stop' with texts"),
-        ("reasoning_budget_tokens", 0, "a reasoning budget is not supported yet"),
+        ("reasoning_budget_tokens", 0, "is for chats"),
         ("response_fields", ["content"], "the whole answer is always sent"),
         ("stream_options", {"include_usage": "yes"}, "must be a valid boolean"),
         ("logprobs", True, "must be a valid integer"),
@@ -386,7 +386,7 @@ def test_how_many_log_probabilities(fields: dict[str, Any], n: int | None) -> No
         ({"chat_template": "x"}, "--chat-template"),
         ({"chat_template_kwargs": {"enable_thinking": "false"}}, "must be true or false, not a text"),
         ({"chat_template_kwargs": []}, "Field 'chat_template_kwargs': must be an object"),
-        ({"thinking": {"budget_tokens": 5}}, "Field 'thinking.budget_tokens'"),
+        ({"thinking": {"budget_tokens": -5}}, "Field 'thinking.budget_tokens'"),
         (
             {"reasoning_format": "foo"},
             "Field 'reasoning_format': must be 'auto', 'none', 'deepseek' or 'deepseek-legacy'",

@@ -91,6 +91,8 @@ TABLE: list[tuple[list[str], str, Any]] = [
     (["--chat-template-kwargs", '{"a": 1}'], "chat.template_kwargs", {"a": 1}),
     (["--reasoning", "off"], "chat.thinking.enabled", False),
     (["--reasoning-effort", "high"], "chat.thinking.effort", "high"),
+    (["--reasoning-budget", "100"], "chat.thinking.budget", 100),
+    (["--reasoning-budget-message", "So:"], "chat.thinking.budget_message", "So:"),
     (["--reasoning-preserve"], "chat.thinking.clear", False),
     (["--reasoning-format", "none"], "chat.reasoning_format", ReasoningFormat.NONE),
     (["--predict", "100"], "http.generation.max_tokens", 100),

@@ -63,6 +63,28 @@ def eos(backend: LlamaBackend) -> int:
     return token
 
 
+@pytest.mark.parametrize("post_sampling", [False, True])
+def test_a_forced_token_counts_for_penalties_and_probabilities(backend: LlamaBackend, post_sampling: bool) -> None:
+    tokens = prompt(backend)
+    options = SamplingOptions(temperature=0.0, presence_penalty=1000.0)
+    (unpenalised,), _ = generate(backend, Job(0, tokens, SamplingOptions(temperature=0.0)), 1)
+    sampler = backend.sampler(Job(0, tokens[:1], options, n_logprobs=2, post_sampling_probs=post_sampling))
+    assert backend.keep(0, 0)
+    assert backend.decode([Piece(0, 0, tokens, Logits.LAST)]) is DecodeStatus.OK
+    row = len(tokens) - 1
+    sampler.force(row, unpenalised)
+    assert sampler.logprobs(row, unpenalised, 2).token == unpenalised
+    assert sampler.sample(row) != unpenalised
+    sampler.close()
+
+
+def test_a_token_can_be_forced_where_sampling_has_no_chain(backend: LlamaBackend) -> None:
+    tokens = prompt(backend)
+    sampler = backend.sampler(Job(0, tokens, SamplingOptions(temperature=0.0)))
+    sampler.force(0, tokens[0])
+    sampler.close()
+
+
 # ── the same tokens as llama.cpp's server ────────────────────────────────────────────────────────────────────────────
 
 

@@ -94,3 +94,9 @@ def test_held_tail_is_bounded() -> None:
         emitted += len(got)
     assert emitted == 997
     assert scanner.flush() == "aaa"
+
+
+def test_half_a_character_is_noticed() -> None:
+    stream = TextStream([])
+    seen = [(stream.feed(bytes([byte])), stream.within_character)[1] for byte in "a\N{EURO SIGN}b".encode()]
+    assert seen == [False, True, True, False, False]

@@ -47,6 +47,11 @@ class ScriptedSampler:
         )
         return reply[self.n_sampled - 1] if self.n_sampled <= len(reply) else END
 
+    def force(self, row: int, token: int) -> None:
+        """The script does not see forced tokens, so it goes on where it was."""
+        assert not self.closed, "forced after close"
+        assert token < END + 1 + len(SPECIALS)
+
     def logprobs(self, row: int, token: int, n_top: int) -> TokenLogprob:
         piece = self.backend.piece(token, show_special=True)
         top = [TopToken(token, piece, -0.25), *(TopToken(65 + i, bytes([65 + i]), -2.0 - i) for i in range(n_top))]

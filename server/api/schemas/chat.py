@@ -8,7 +8,16 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, PlainValidator, ValidationError, WithJsonSchema, model_validator
 
-from server.api.schemas.fields import Body, Int32, first_problem, refuse, refuse_unsupported, shown
+from server.api.schemas.fields import (
+    Body,
+    CountOrAll,
+    Int32,
+    first_given,
+    first_problem,
+    refuse,
+    refuse_unsupported,
+    shown,
+)
 from server.api.schemas.generation import MAX_LOGPROBS, GenerationFields
 from server.chat.messages import Conversation, Message, Tool, ToolCall
 from server.chat.options import EFFORTS, ReasoningFormat, Thinking
@@ -182,7 +191,7 @@ _TOOLS_SCHEMA = {
 class ThinkingFields(Body):
     type: Literal["enabled", "disabled"] | None = None
     clear_thinking: bool | None = None
-    budget_tokens: int | None = None
+    budget_tokens: CountOrAll | None = None
 
 
 class ConversationFields(Body):
@@ -204,6 +213,14 @@ class ConversationFields(Body):
     )
     thinking: ThinkingFields | None = Field(None, description="Whether to think, and what of earlier thoughts to keep.")
     enable_thinking: bool | None = Field(None, description="The same as thinking.type.")
+    thinking_budget_tokens: CountOrAll | None = Field(
+        None, description="Most tokens of reasoning, which is then closed by force; -1: no limit."
+    )
+    reasoning_budget_tokens: CountOrAll | None = Field(None, description="Another name of thinking_budget_tokens.")
+    thinking_token_budget: CountOrAll | None = Field(None, description="Another name of thinking_budget_tokens.")
+    reasoning_budget_message: str | None = Field(
+        None, description="Written at the end of reasoning that the budget closes."
+    )
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = Field(
         None, description="Continue the last message. Absent: if it is an assistant's."
@@ -220,8 +237,6 @@ class ConversationFields(Body):
     def _check_conversation(self) -> Self:
         if self.tool_choice not in (None, "auto", "none"):
             raise refuse("tool_choice", f"only 'auto' and 'none' are supported yet, but got {shown(self.tool_choice)}")
-        if self.thinking is not None and self.thinking.budget_tokens is not None:
-            raise refuse("thinking.budget_tokens", "a reasoning budget is not supported yet")
         if isinstance((self.chat_template_kwargs or {}).get("enable_thinking"), str):
             raise refuse("chat_template_kwargs.enable_thinking", "must be true or false, not a text")
         if self.continue_final_message and self.add_generation_prompt:
@@ -261,6 +276,13 @@ class ConversationFields(Body):
             enabled=self.enable_thinking if asked.type is None else asked.type == "enabled",
             effort=self.reasoning_effort or None,
             clear=asked.clear_thinking,
+            budget=first_given(
+                asked.budget_tokens,
+                self.thinking_budget_tokens,
+                self.reasoning_budget_tokens,
+                self.thinking_token_budget,
+            ),
+            budget_message=self.reasoning_budget_message,
         )
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
-from server.api.schemas.fields import INT32_MAX, Int32, refuse, shown
+from server.api.schemas.fields import INT32_MAX, Int32, refuse, refuse_unsupported, shown
 from server.api.schemas.generation import MAX_LOGPROBS, GenerationFields
 from server.service import RawPrompt
 
@@ -65,11 +66,25 @@ def _is_piece(item: Any) -> bool:
     return isinstance(item, str) or _is_token(item)
 
 
+_CHATS_ONLY = dict.fromkeys(
+    ("reasoning_budget_tokens", "thinking_budget_tokens", "reasoning_budget_message"),
+    "is for chats; a raw prompt says itself where reasoning begins",
+)
+_NO_BUDGET = {"reasoning_budget_tokens": (-1,), "thinking_budget_tokens": (-1,)}
+
+
 class NativeRequest(GenerationFields):
     """POST /completion."""
 
     prompt: Annotated[tuple[RawPrompt, ...], BeforeValidator(read_prompts), WithJsonSchema(_PROMPT_SCHEMA)]
     logprobs: Annotated[Int32, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_what_is_for_chats(cls, raw: Any) -> Any:
+        if isinstance(raw, Mapping):
+            refuse_unsupported(raw, _CHATS_ONLY, _NO_BUDGET)
+        return raw
 
     @property
     def n_logprobs(self) -> int | None:

@@ -72,17 +72,12 @@ UNSUPPORTED = {
     "use_beam_search": "beam search is not supported",
     "best_of": "is not supported; use 'n'",
     "suffix": "is not supported",
-    "reasoning_budget_tokens": "a reasoning budget is not supported yet",
-    "thinking_budget_tokens": "a reasoning budget is not supported yet",
-    "reasoning_budget_message": "a reasoning budget is not supported yet",
     "reasoning_control": "is not supported yet",
 }
 HARMLESS = {
     "n_indent": (0,),
     "min_tokens": (0,),
     "best_of": (1,),
-    "reasoning_budget_tokens": (-1,),
-    "thinking_budget_tokens": (-1,),
 }
 
 
