@@ -22,6 +22,7 @@ import server
 from server.api.options import HttpOptions, TlsOptions
 from server.config import Config
 from server.engine.client import EngineClient, EngineState
+from server.engine.messages import Failed, FailureKind, Job
 from server.engine.supervisor import Supervisor
 from server.errors import ConfigError, PortError, StartError
 from server.ops.logs import set_up_logging
@@ -229,9 +230,7 @@ class _Server:
         try:
             await self._supervisor.run()
         except StartError as error:
-            self._failure = error
-            if self._uvicorn is not None:
-                self._uvicorn.should_exit = True
+            self._fail(error)
 
     async def _announce(self) -> None:
         """Show the load; say where the server answers once it is ready, and again after a restart of the engine."""
@@ -246,6 +245,9 @@ class _Server:
                 for warning in self._client.facts.warnings:
                     logger.warning("%s", warning)
                 self._choose_template()
+                await self._check_grammar()
+                if self._failure is not None:
+                    return
                 lines = ready_lines(self._client.facts, http.model_names, url, seconds, needs_key=bool(http.api_keys))
                 for line in lines:
                     logger.info("%s", line)
@@ -259,9 +261,22 @@ class _Server:
         try:
             logger.info("chat template: %s", self._service.prepare().description)
         except StartError as error:
-            self._failure = error
-            if self._uvicorn is not None:
-                self._uvicorn.should_exit = True
+            self._fail(error)
+
+    async def _check_grammar(self) -> None:
+        """A grammar given for all requests is tried now; clients who sent none must not be told that it is wrong."""
+        sampling = self._config.http.generation.sampling
+        if sampling.grammar is None or self._client.status.state is not EngineState.READY:
+            return
+        stream = self._client.open(Job(self._client.next_job_id(), [0], sampling, max_tokens=0))
+        async for event in stream:
+            if isinstance(event, Failed) and event.kind is FailureKind.INVALID:
+                self._fail(ConfigError(f"--grammar: {event.message.strip()}"))
+
+    def _fail(self, error: StartError) -> None:
+        self._failure = error
+        if self._uvicorn is not None:
+            self._uvicorn.should_exit = True
 
     # ── stopping ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -80,9 +80,10 @@ class ContextTooLong(RequestError):
 
     code = "context_length_exceeded"
 
-    def __init__(self, n_prompt_tokens: int, n_ctx: int) -> None:
+    def __init__(self, n_prompt_tokens: int, n_ctx: int, *, at_least: bool = False) -> None:
+        count = f"at least {n_prompt_tokens}" if at_least else str(n_prompt_tokens)
         super().__init__(
-            f"the prompt has {n_prompt_tokens} tokens, but one request may use {n_ctx} tokens here, the answer "
+            f"the prompt has {count} tokens, but one request may use {n_ctx} tokens here, the answer "
             f"included; shorten the prompt, or start the server with a larger --ctx-size or a smaller --parallel"
         )
         self.n_prompt_tokens = n_prompt_tokens

@@ -49,6 +49,9 @@ from server.errors import (
     Unavailable,
 )
 
+# No vocabulary has longer tokens in any number; runs of blanks come nearest.
+MOST_CHARS_PER_TOKEN = 128
+
 
 @dataclass(frozen=True, slots=True)
 class GenerationOptions:
@@ -365,6 +368,8 @@ class ChatService:
 
     async def open_completion(self, prompts: Sequence[RawPrompt], options: GenerationOptions) -> Generation:
         """`options.n` choices for each prompt. Raises what `open_chat` raises."""
+        for prompt in prompts:
+            self._refuse_hopeless(sum(len(piece) for piece in prompt if isinstance(piece, str)))
         tokens = [await self.tokenize_raw(prompt, add_special=True, parse_special=True) for prompt in prompts]
         return await self._open(tokens, options, _plain_reader, show_special=False)
 
@@ -383,8 +388,15 @@ class ChatService:
     # ── steps ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _tokenize(self, voice: Voice, prompt: Prompt) -> list[int]:
+        self._refuse_hopeless(sum(len(span.text) for span in prompt.spans))
         spans = [_span(span) for span in prompt.spans]
         return await self._engine.tokenize(spans, add_special=not voice.begins_itself(prompt))
+
+    def _refuse_hopeless(self, n_chars: int) -> None:
+        """Megabytes that cannot fit are not worth the seconds it takes to count their tokens."""
+        n_ctx = self._engine.facts.n_ctx_seq
+        if n_chars > n_ctx * MOST_CHARS_PER_TOKEN:
+            raise ContextTooLong(n_chars // MOST_CHARS_PER_TOKEN, n_ctx, at_least=True)
 
     async def _open(
         self,
@@ -396,6 +408,12 @@ class ChatService:
         block_limit: BlockLimit | None = None,
     ) -> Generation:
         facts = self._engine.facts
+        n_jobs, capacity = len(prompts) * options.n, self._engine.capacity
+        if n_jobs > capacity:
+            raise InvalidRequest(
+                f"the request asks for {n_jobs} answers, but {capacity} are the most that this server takes at once "
+                f"(--parallel and --max-queue together); send fewer prompts or a smaller n"
+            )
         for tokens in prompts:
             if not tokens:
                 raise InvalidRequest("the prompt is empty; send at least one token", param="prompt")

@@ -267,3 +267,24 @@ async def test_when_the_engine_dies_those_who_wait_may_come_again() -> None:
         with pytest.raises(Unavailable, match="it was killed"):
             await collect(waiting, 1)
         gate.open()
+
+
+async def test_a_prompt_that_no_vocabulary_could_fit_is_refused_uncounted() -> None:
+    class Uncounted(ScriptedBackend):
+        def tokenize(self, *_: object, **__: object) -> list[int]:
+            raise AssertionError("tokenised")
+
+    async with service_of(Uncounted(n_ctx=64, n_slots=1, chat_template=CONCAT)) as (service, _):
+        text = "x" * (64 * 128 + 1)
+        with pytest.raises(ContextTooLong, match="at least 64 tokens, but one request may use 64"):
+            await service.open_chat(Conversation((Message("user", text),)), GenerationOptions())
+        with pytest.raises(ContextTooLong, match="at least 64 tokens"):
+            await service.open_completion([(text,)], GenerationOptions())
+
+
+async def test_more_answers_than_the_server_takes_at_once_are_the_requests_own_fault() -> None:
+    async with service_of(scheduler=SchedulerOptions(max_waiting=3)) as (service, engine):
+        assert engine.capacity == 7
+        with pytest.raises(InvalidRequest, match="asks for 8 answers, but 7 are the most"):
+            await service.open_completion([("hi",)] * 8, GenerationOptions())
+        assert len(await whole(await service.open_completion([("hi",)] * 7, GenerationOptions()))) == 7

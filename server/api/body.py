@@ -55,7 +55,7 @@ def decode(body: bytes) -> dict[str, Any]:
     except RecursionError as error:
         raise _too_deep() from error
     if not isinstance(value, dict):
-        raise InvalidRequest(f"the request body must be a JSON object, but it is {type(value).__name__}")
+        raise InvalidRequest(f"the request body must be a JSON object, but it is {_kind_of(value)}")
     if _is_deeper_than(value, MAX_DEPTH):
         raise _too_deep()
     return value
@@ -63,6 +63,21 @@ def decode(body: bytes) -> dict[str, Any]:
 
 def _too_deep() -> InvalidRequest:
     return InvalidRequest(f"the JSON of the request body is nested too deeply; {MAX_DEPTH} levels are allowed")
+
+
+def _kind_of(value: object) -> str:
+    """What JSON calls a value."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "true or false"
+        case int() | float():
+            return "a number"
+        case str():
+            return "a string"
+        case _:
+            return "an array"
 
 
 def _is_deeper_than(value: Any, limit: int) -> bool:

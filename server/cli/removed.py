@@ -218,11 +218,9 @@ FOREIGN: tuple[Foreign, ...] = (
     _refused('stop texts belong to the request: send them as "stop"', "-r --reverse-prompt"),
     _refused("special tokens are not shown in answers: leave it out", "-sp --special", value=False),
     _ignored("infill is not served", "--spm-infill", value=False),
+    _refused("a schema for all requests is not supported yet: give --grammar, a GBNF grammar", "-j --json-schema"),
     _refused(
-        "a schema for all requests is not supported yet: send response_format, or give --grammar", "-j --json-schema"
-    ),
-    _refused(
-        "a schema for all requests is not supported yet: send response_format, or give --grammar",
+        "a schema for all requests is not supported yet: give --grammar, a GBNF grammar",
         "-jf --json-schema-file",
     ),
     _ignored("tokens are sampled on the CPU", "-bs --backend-sampling", env="BACKEND_SAMPLING", value=False),

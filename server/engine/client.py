@@ -213,6 +213,11 @@ class EngineClient:
 
     # ── jobs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
+    @property
+    def capacity(self) -> int:
+        """Jobs that may be open at once: those in slots and those that may wait."""
+        return self.facts.n_slots + self._max_waiting
+
     def next_job_id(self) -> int:
         return next(self._job_ids)
 

@@ -212,6 +212,8 @@ def test_progress_is_for_streams() -> None:
         ("logit_bias", [[None, 1]], "a token is given by its id or its text, but got None"),
         ("logit_bias", [[2**40, 1]], "a token is given by its id or its text"),
         ("dry_sequence_breakers", [], "must be a list of at least one text"),
+        ("dry_sequence_breakers", ["."] * 33, "must be at most 32 texts of at most 40 characters"),
+        ("dry_sequence_breakers", ["x" * 41], "must be at most 32 texts of at most 40 characters"),
         ("grammar", ["x"], "must be a valid string"),
         ("json_schema", {"type": "object"}, "structured output is not supported yet"),
         ("lora", [{"id": 0}], "LoRA adapters are not supported"),

@@ -148,13 +148,29 @@ def test_a_port_in_use_is_told_in_one_sentence(tiny_model: Path) -> None:
     assert "Traceback" not in output
 
 
+def test_a_wrong_grammar_for_all_requests_ends_the_start(tiny_model: Path) -> None:
+    code, output = run_to_end(["--gguf", str(tiny_model), "--port", "0", "--grammar", "root ::= ("])
+    assert code == 2, output
+    assert "error: --grammar: the grammar cannot be used" in output
+    assert "ready in" not in output
+
+
+def test_files_that_are_no_certificate_are_told_before_anything_starts(tiny_model: Path) -> None:
+    files = ["--ssl-cert-file", "README.md", "--ssl-key-file", "README.md"]
+    code, output = run_to_end(["--gguf", str(tiny_model), "--port", "0", *files])
+    assert code == 2, output
+    assert "are no certificate and key that belong together" in output
+    assert "Traceback" not in output
+
+
 def test_a_model_that_llama_cpp_refuses_is_told_with_its_own_words(tmp_path: Path) -> None:
     from tests.support.tiny_gguf import write_tiny_gguf
 
     model = write_tiny_gguf(tmp_path / "odd.gguf", architecture="not-an-architecture")
     code, output = run_to_end(["--gguf", str(model)])
     assert code == 4, output
-    assert "not-an-architecture" in output
+    assert [line for line in output.splitlines() if line.startswith("error:") and "not-an-architecture" in line]
+    assert "the model could not be loaded" not in output, "told once, in llama.cpp's own words"
     assert "Traceback" not in output
 
 

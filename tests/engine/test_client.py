@@ -7,7 +7,7 @@ import pytest
 
 from server.engine.backend import DecodeStatus, Piece
 from server.engine.client import EngineState, EngineStatus
-from server.engine.messages import Failed, FailureKind, Finished, SlotState, Snapshot, Span, Text
+from server.engine.messages import Failed, FailureKind, Finished, SlotState, Snapshot, Span, Started, Text
 from server.engine.options import SchedulerOptions
 from server.errors import InvalidRequest, QueueFull, Unavailable
 from tests.support.driving import job
@@ -145,3 +145,50 @@ async def test_snapshots_are_pushed_and_the_last_one_is_idle() -> None:
         assert client.snapshot is seen[-1]
         assert {slot.state for slot in seen[-1].slots} == {SlotState.IDLE}
         assert client.in_step_ms == 0.0
+
+
+async def test_a_long_text_being_tokenised_holds_up_nobody() -> None:
+    class Slow(ScriptedBackend):
+        gate = threading.Event()
+
+        def tokenize(self, spans: list[Span], *, add_special: bool) -> list[int]:
+            if spans[0].text == "slow":
+                assert self.gate.wait(10)
+            return super().tokenize(spans, add_special=add_special)
+
+    backend = Slow(reply=lambda _: "ok")
+    async with scripted_client(backend) as client:
+        slow = asyncio.create_task(client.tokenize([Span("slow", special=False)], add_special=False))
+        await asyncio.sleep(0)
+        assert await client.tokenize([Span("a", special=False)], add_special=False) == [97]
+        assert await collect(client.open(job(client.next_job_id(), "hi"))) == "ok"
+        assert not slow.done()
+        backend.gate.set()
+        assert await slow == list(b"slow")
+
+
+async def test_a_fault_in_a_vocabulary_question_is_an_answer() -> None:
+    class Broken(ScriptedBackend):
+        def tokenize(self, spans: list[Span], *, add_special: bool) -> list[int]:
+            raise ValueError("no")
+
+    async with scripted_client(Broken()) as client:
+        with pytest.raises(InvalidRequest, match="ValueError: no"):
+            await client.tokenize([Span("a", special=False)], add_special=False)
+
+
+async def test_the_wait_counts_from_the_arrival_of_a_job() -> None:
+    gate = Gate()
+    async with scripted_client(ScriptedBackend(n_slots=2, reply=lambda _: "ok", on_decode=gate)) as client:
+        first = client.open(job(client.next_job_id(), "hi"))
+        await asyncio.to_thread(gate.entered.wait, 10)
+        second = client.open(job(client.next_job_id(), "hi there"))
+        # answered by another thread, after the job has arrived: the engine is still in its decode
+        await client.tokenize([Span("x", special=False)], add_special=False)
+        held_ms = 30.0
+        await asyncio.to_thread(threading.Event().wait, held_ms / 1e3)
+        gate.open.set()
+        await collect(first)
+        started = await anext(second)
+        assert isinstance(started, Started)
+        assert started.queue_ms >= held_ms

@@ -146,11 +146,18 @@ def _bias_pair(pair: Any) -> tuple[int | str, float]:
     return token, float(bias)
 
 
+MOST_BREAKERS = 32
+MOST_BREAKER_CHARS = 40  # llama.cpp looks at no more
+
+
 def _breakers(value: Any) -> Any:
     if value is None:
         return None
     if not isinstance(value, list) or not value or not all(isinstance(text, str) for text in value):
         raise ValueError(f"must be a list of at least one text, but got {shown(value)}")
+    # Each is compared with every token of the vocabulary, in the engine's own thread, while everybody waits.
+    if len(value) > MOST_BREAKERS or any(len(text) > MOST_BREAKER_CHARS for text in value):
+        raise ValueError(f"must be at most {MOST_BREAKERS} texts of at most {MOST_BREAKER_CHARS} characters")
     return tuple(value)
 
 
