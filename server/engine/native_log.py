@@ -12,6 +12,8 @@ _DEBUG, _INFO, _WARN, _ERROR, _CONTINUED = 1, 2, 3, 4, 5  # enum ggml_log_level
 _LEVELS = {"debug": _DEBUG, "info": _INFO, "warn": _WARN, "error": _ERROR}
 _STDERR = 2
 _KEPT_LINES = 50
+# A line for each tensor of the layer that drafts tokens (NextN), which is not loaded unless it is used.
+_EXPECTED = b"model has unused tensor"
 _FUNCTION_PREFIX = re.compile(r"^[\w:~]+: (?:error loading model: )?")
 _OUT_OF_MEMORY = re.compile(r"out of memory|failed to allocate|cannot allocate|unable to allocate", re.IGNORECASE)
 
@@ -40,6 +42,8 @@ class NativeLog:
     def _on_text(self, level: int, text: bytes, _user_data: int | None) -> None:
         if level == _CONTINUED:
             level = self._last_level
+        if text.startswith(_EXPECTED):
+            level = _INFO
         self._last_level = level
         if level >= _WARN:
             self._kept.append((level, text.decode("utf-8", errors="replace").strip()))

@@ -58,3 +58,7 @@ def test_turns_end_at_the_next_role(backend: LlamaBackend) -> None:
         text for text in ("<|user|>", "<|observation|>", "<|endoftext|>") if backend.is_end(*ids(backend, (text, True)))
     ]
     assert len(ends) == 3
+
+
+def test_the_drafting_layer_that_is_left_out_is_no_warning(backend: LlamaBackend) -> None:
+    assert not [line for line in backend.facts.warnings if "unused tensor" in line]
