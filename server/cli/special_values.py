@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from server.cli.values import BadValue, Kind, Words
+from server.engine.sampler_names import LETTER_OF_SAMPLER, SAMPLER_OF_LETTER
 
 MAX_DEVICES = 16  # llama_max_devices()
 
@@ -18,19 +19,6 @@ _HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/]+")
 _ENDPOINT = re.compile(r"[^\s,:]+:[0-9]{1,5}|\[[0-9a-fA-F:]+\]:[0-9]{1,5}")
 
-# Sampler names with llama.cpp's letter for each (`--sampler-seq`).
-SAMPLER_LETTERS: dict[str, str] = {
-    "penalties": "e",
-    "dry": "d",
-    "top_n_sigma": "s",
-    "top_k": "k",
-    "typ_p": "y",
-    "top_p": "p",
-    "min_p": "m",
-    "xtc": "x",
-    "temperature": "t",
-    "adaptive_p": "a",
-}
 _OTHER_SAMPLER_NAMES = {
     "nucleus": "top_p",
     "typical_p": "typ_p",
@@ -162,14 +150,14 @@ class Samplers(Kind):
 
     @property
     def rule(self) -> str:
-        return "sampler names separated by semicolons, out of " + ", ".join(SAMPLER_LETTERS)
+        return "sampler names separated by semicolons, out of " + ", ".join(LETTER_OF_SAMPLER)
 
     def parse(self, text: str) -> tuple[str, ...]:
         names = []
         for part in re.split(r"[;,]", text):
             name = part.strip().lower().replace("-", "_")
             name = _OTHER_SAMPLER_NAMES.get(name, name)
-            if name not in SAMPLER_LETTERS:
+            if name not in LETTER_OF_SAMPLER:
                 raise BadValue(self.rule)
             names.append(name)
         return tuple(names)
@@ -190,16 +178,16 @@ class SamplerLetters(Samplers):
 
     @property
     def rule(self) -> str:
-        return "letters out of " + ", ".join(f"{letter} ({name})" for name, letter in SAMPLER_LETTERS.items())
+        return "letters out of " + ", ".join(f"{letter} ({name})" for name, letter in LETTER_OF_SAMPLER.items())
 
     def parse(self, text: str) -> tuple[str, ...]:
-        names = {letter: name for name, letter in SAMPLER_LETTERS.items()}
+        names = SAMPLER_OF_LETTER
         if not text or not set(text) <= set(names):
             raise BadValue(self.rule)
         return tuple(names[letter] for letter in text)
 
     def plain(self, value: Any) -> Any:
-        return "".join(SAMPLER_LETTERS[name] for name in value)
+        return "".join(LETTER_OF_SAMPLER[name] for name in value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

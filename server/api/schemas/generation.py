@@ -28,24 +28,12 @@ from server.api.schemas.fields import (
     refuse_unsupported,
     shown,
 )
+from server.engine.sampler_names import SAMPLER_OF_LETTER
 from server.service import GenerationOptions
 
 MAX_CHOICES = 128
 MAX_LOGPROBS = 256
 
-# Samplers with llama.cpp's letter for each; `samplers` takes either.
-SAMPLER_LETTERS = {
-    "e": "penalties",
-    "d": "dry",
-    "s": "top_n_sigma",
-    "k": "top_k",
-    "y": "typ_p",
-    "p": "top_p",
-    "m": "min_p",
-    "x": "xtc",
-    "t": "temperature",
-    "a": "adaptive_p",
-}
 _OTHER_SAMPLER_NAMES = {
     "nucleus": "top_p",
     "typicalp": "typ_p",
@@ -94,15 +82,15 @@ def _samplers(value: Any) -> Any:
     if value is None:
         return None
     if isinstance(value, str):
-        unknown = [letter for letter in value if letter not in SAMPLER_LETTERS]
-        names = [SAMPLER_LETTERS[letter] for letter in value if letter in SAMPLER_LETTERS]
-        known = ", ".join(f"{letter} ({name})" for letter, name in SAMPLER_LETTERS.items())
+        unknown = [letter for letter in value if letter not in SAMPLER_OF_LETTER]
+        names = [SAMPLER_OF_LETTER[letter] for letter in value if letter in SAMPLER_OF_LETTER]
+        known = ", ".join(f"{letter} ({name})" for letter, name in SAMPLER_OF_LETTER.items())
     elif isinstance(value, list) and all(isinstance(name, str) for name in value):
-        by_name = {name.replace("_", ""): name for name in SAMPLER_LETTERS.values()} | _OTHER_SAMPLER_NAMES
+        by_name = {name.replace("_", ""): name for name in SAMPLER_OF_LETTER.values()} | _OTHER_SAMPLER_NAMES
         plain = [name.lower().replace("_", "").replace("-", "") for name in value]
         unknown = [name for name, key in zip(value, plain, strict=True) if key not in by_name]
         names = [by_name[key] for key in plain if key in by_name]
-        known = ", ".join(SAMPLER_LETTERS.values())
+        known = ", ".join(SAMPLER_OF_LETTER.values())
     else:
         raise ValueError(f"must be a list of names or a text of letters, but got {shown(value)}")
     if unknown:
@@ -181,7 +169,7 @@ _BIAS_SCHEMA = {
 _STOP_SCHEMA = {"anyOf": [{"type": "string"}, _TEXTS, {"type": "null"}]}
 _SAMPLERS_SCHEMA = {
     "anyOf": [
-        {"type": "array", "items": {"enum": list(SAMPLER_LETTERS.values())}},
+        {"type": "array", "items": {"enum": list(SAMPLER_OF_LETTER.values())}},
         {"type": "string"},
         {"type": "null"},
     ]
