@@ -40,6 +40,13 @@ def children_of(pid: int) -> list[int]:
     return [int(child) for child in text.split()]
 
 
+def runs_engine(pid: int) -> bool:
+    try:
+        return b"server.engine.process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def is_alive(pid: int) -> bool:
     """Running, not merely a zombie that nobody has waited for."""
     try:
@@ -87,8 +94,9 @@ class ServerProcess:
 
     @property
     def engine_pid(self) -> int | None:
-        children = children_of(self.pid)
-        return children[0] if children else None
+        """Only once the child runs the engine's program: stopped or killed between fork and exec, it would hold up the
+        parent, which waits for the exec."""
+        return next((child for child in children_of(self.pid) if runs_engine(child)), None)
 
     @property
     def url(self) -> str:
