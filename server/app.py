@@ -14,7 +14,7 @@ import socket
 import stat
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -217,11 +217,7 @@ class _Server:
         class Server(uvicorn.Server):
             """Signals are ours: they concern the engine too."""
 
-            def install_signal_handlers(self) -> None: ...
-
             def capture_signals(self):  # type: ignore[no-untyped-def]
-                from contextlib import nullcontext
-
                 return nullcontext()
 
         return Server(options)

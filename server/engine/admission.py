@@ -100,7 +100,6 @@ class Admission:
             if self._backend.length(source.id) == len(source.tokens) and self._backend.copy(source.id, slot.id, n):
                 slot.tokens = run.tokens[:n]
                 return n
-            own = min(own, len(slot.tokens)) if self._backend.length(slot.id) == len(slot.tokens) else 0
         if own and self._backend.length(slot.id) == len(slot.tokens) and self._backend.keep(slot.id, own):
             slot.tokens = run.tokens[:own]
             return own

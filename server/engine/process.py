@@ -166,18 +166,17 @@ class EngineProcess:
         backend = self._backend
         if backend is None:
             return CallFailed(question.call_id, "the model is not loaded yet")
+        if not isinstance(question, Tokenize):
+            n_vocab = backend.facts.n_vocab
+            wrong = next((token for token in question.tokens if not 0 <= token < n_vocab), None)
+            if wrong is not None:
+                return CallFailed(question.call_id, f"token {wrong} is not in the vocabulary of {n_vocab} tokens")
         match question:
             case Tokenize(call_id, spans, add_special):
                 return Tokens(call_id, backend.tokenize(spans, add_special=add_special))
             case Detokenize(call_id, tokens, show_special):
-                n_vocab = backend.facts.n_vocab
-                if wrong := [token for token in tokens if not 0 <= token < n_vocab]:
-                    return CallFailed(call_id, f"token {wrong[0]} is not in the vocabulary of {n_vocab} tokens")
                 return Detokenized(call_id, backend.detokenize(tokens, show_special=show_special))
             case TokenPieces(call_id, tokens):
-                n_vocab = backend.facts.n_vocab
-                if wrong := [token for token in tokens if not 0 <= token < n_vocab]:
-                    return CallFailed(call_id, f"token {wrong[0]} is not in the vocabulary of {n_vocab} tokens")
                 return Pieces(call_id, [backend.piece(token, show_special=True) for token in tokens])
 
 
