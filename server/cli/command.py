@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from server.cli.commands import Command, find_command
 from server.errors import StartError
 
 if TYPE_CHECKING:
@@ -31,6 +32,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str], environment: Mapping[str, str]) -> int:
+    if arguments and not arguments[0].startswith("-"):
+        command = find_command(arguments[0])
+        if command is not None:
+            return _run_command(command, arguments[1:], environment)
     asked_for_help = [argument for argument in arguments if argument in _HELP]
     if asked_for_help:
         from server.cli.help import help_text
@@ -62,6 +67,19 @@ def _run(arguments: list[str], environment: Mapping[str, str]) -> int:
     from server.app import run
 
     return run(config)
+
+
+def _run_command(command: Command, arguments: list[str], environment: Mapping[str, str]) -> int:
+    from server.cli.subcommand import read_call, subcommand_help
+
+    module = command.module()
+    if any(argument in _HELP for argument in arguments):
+        sys.stdout.write(subcommand_help(module.SPEC))
+        sys.stdout.flush()
+        return 0
+    code = module.run(read_call(module.SPEC, arguments, environment))
+    assert isinstance(code, int)
+    return code
 
 
 def read_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:

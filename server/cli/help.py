@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 from server import __version__
+from server.cli.commands import COMMANDS
 from server.cli.flag import Flag
 from server.cli.flags import COMMAND, GROUPS
 from server.cli.settings import Settings
@@ -27,14 +28,16 @@ def help_text(*, everything: bool) -> str:
     ]
     for group in GROUPS:
         flags = [flag for flag in group.flags if everything or flag.main]
-        lines += ["", f"{group.title}:", *(_line(flag) for flag in flags)]
+        lines += ["", f"{group.title}:", *(flag_line(flag) for flag in flags)]
     if not everything:
         n_more = sum(not flag.main for group in GROUPS for flag in group.flags)
         lines += ["", f"--help-all shows {n_more} more flags."]
+    lines += ["", "Besides serving (python -m server NAME --help tells more):"] if COMMANDS else []
+    lines += [f"  {command.name.ljust(_NAMES_WIDTH)}{command.summary}" for command in COMMANDS]
     return "\n".join(lines) + "\n"
 
 
-def _line(flag: Flag) -> str:
+def flag_line(flag: Flag) -> str:
     names = spelled(flag)
     column = names.ljust(_NAMES_WIDTH) if len(names) < _NAMES_WIDTH else names + " "
     default = shown_default(flag)

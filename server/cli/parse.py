@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from server.cli.commands import COMMANDS
 from server.cli.flag import Flag
 from server.cli.given import Collector, Rank
-from server.cli.names import Named, Names, did_you_mean
+from server.cli.names import Named, Names, close_to, did_you_mean
 from server.errors import ConfigError
 
 
@@ -65,4 +66,7 @@ def _unknown(argument: str, names: Names) -> ConfigError:
         return ConfigError(f"there is no flag {name}{hint}")
     if argument.endswith(".gguf") or Path(argument).exists():
         return ConfigError(f"'{argument}' stands alone; if it is the model, write --gguf {argument}")
+    near = close_to(argument, [command.name for command in COMMANDS])
+    if near:
+        return ConfigError(f"'{argument}' is no command; did you mean python -m server {near[0]}?")
     return ConfigError(f"'{argument}' stands alone, but every argument belongs to a flag; --help lists the flags")

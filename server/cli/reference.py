@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from server.cli.commands import COMMANDS
 from server.cli.flag import Flag
 from server.cli.flags import GROUPS
 from server.cli.help import toml
 from server.cli.removed import FOREIGN, SPELLINGS, Answer, Foreign, Spelling
 from server.cli.special_values import SamplerLetters
+from server.cli.subcommand import Spec, usage
 
 BEGIN = "<!-- tables: written by python -m server.cli.reference, do not edit -->"
 END = "<!-- end of tables -->"
@@ -21,6 +23,8 @@ def tables() -> str:
         lines += [f"### {group.title}", "", "| flag | variable | default | meaning |", "|---|---|---|---|"]
         lines += [_row(flag) for flag in group.flags]
         lines.append("")
+    for command in COMMANDS:
+        lines += _command_tables(command.module().SPEC)
     lines += ["### Other spellings", "", "| name | same as |", "|---|---|"]
     for spelling in SPELLINGS:
         names = _code([*spelling.names, *spelling.off])
@@ -43,6 +47,17 @@ def tables() -> str:
     return "\n".join(lines) + "\n"
 
 
+def _command_tables(spec: Spec, command: str = "python -m server") -> list[str]:
+    lines = [f"### `{usage(spec, command)}`", "", f"{spec.about[0].upper()}{spec.about[1:]}.", ""]
+    for verb in spec.verbs:
+        lines += _command_tables(verb, f"{command} {spec.name}")
+    if spec.places or spec.flags:
+        lines += ["| argument | variable | default | meaning |", "|---|---|---|---|"]
+        lines += [f"| `{place.name}` | | | {_cell(place.help)} |" for place in spec.places]
+        lines += [*map(_row, spec.flags), ""]
+    return lines
+
+
 def _converted(spelling: Spelling) -> str:
     if spelling.text is not None:
         return f" {spelling.text}"
@@ -52,7 +67,7 @@ def _converted(spelling: Spelling) -> str:
 def _row(flag: Flag) -> str:
     names = _code([*flag.names, *flag.off])
     value = f" {_cell(flag.kind.metavar)}" if flag.kind.metavar else ""
-    variable = "" if flag.action and flag.key != "config" else f"`{flag.env}`"
+    variable = "" if not flag.env or (flag.action and flag.key != "config") else f"`{flag.env}`"
     meaning = f"{flag.help}. {flag.note}" if flag.note else flag.help
     return f"| {names}{value} | {variable} | {_default(flag)} | {_cell(meaning)} |"
 
