@@ -4,19 +4,20 @@ Layout (GGUF 2 and 3, little endian): magic "GGUF", u32 version, u64 number of t
 the pairs (string key, u32 type, value); the tensors (string name, u32 number of dimensions, u64 each, u32 type, u64
 offset); then, at the next multiple of `general.alignment`, the tensor data. A string is a u64 byte count and UTF-8.
 
-Arrays are not loaded (a vocabulary has some hundred thousand strings): the header keeps where they lie, and
-`read_array` fetches one when it is wanted. Every count and length is checked against the file's size before anything is
-allocated, so that a damaged file costs an error and not the memory.
+Long arrays are not loaded (a vocabulary has some hundred thousand strings): the header keeps where they lie, and
+`read_array` fetches one when it is wanted; short arrays of numbers (a value for each layer) are kept. Every count and
+length is checked against the file's size before anything is allocated, so that a damaged file costs an error and not
+the memory.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
-from typing import BinaryIO
+from typing import Protocol
 
 from server.errors import ModelFileError
 
@@ -25,6 +26,8 @@ DEFAULT_ALIGNMENT = 32
 MAX_DIMENSIONS = 4
 
 _WINDOW_BYTES = 4 << 20
+_FIRST_WINDOW_BYTES = 64 << 10  # doubles with every read; a shard without the vocabulary needs no more
+_KEPT_NUMBERS = 1 << 10  # llama.cpp reads no more than 512 layers
 _MAX_PAIRS = 1 << 16
 _MAX_TENSORS = 1 << 20
 _MAX_KEY_BYTES = 1 << 16
@@ -141,6 +144,14 @@ class TensorInfo:
         return self.n_values // known[1] * known[2] if known else None
 
 
+class Source(Protocol):
+    """What a header can be read from: an open file, or something that fetches ranges of a remote one."""
+
+    def seek(self, offset: int, whence: int = 0, /) -> int: ...
+
+    def read(self, size: int, /) -> bytes: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Header:
     path: str
@@ -150,6 +161,7 @@ class Header:
     alignment: int
     data_offset: int  # byte at which tensor data starts
     file_bytes: int
+    numbers: Mapping[str, tuple[int | float | bool, ...]] = field(default_factory=dict)  # short arrays, already read
 
     def text(self, key: str) -> str | None:
         value = self.metadata.get(key)
@@ -179,6 +191,12 @@ def read_header(path: str | Path) -> Header:
         raise ModelFileError(f"cannot read '{path}': {error.strerror or error}") from None
 
 
+def read_header_from(source: Source, name: str) -> Header:
+    """As read_header, from anything that can seek (from its end too) and read, such as a file on another machine. Asks
+    for 64 KiB first and twice as much each time it needs more, up to 4 MiB, and for no byte twice."""
+    return _read(_Reader(source, name))
+
+
 def read_array(header: Header, key: str) -> list[int] | list[float] | list[bool] | list[str]:
     """Load one array of the metadata. Raises KeyError where there is none of that name, else as read_header does."""
     ref = header.metadata[key]
@@ -196,13 +214,15 @@ def read_array(header: Header, key: str) -> list[int] | list[float] | list[bool]
 class _Reader:
     """A forward cursor over a file that holds one window of it in memory."""
 
-    def __init__(self, file: BinaryIO, path: str) -> None:
+    def __init__(self, file: Source, path: str) -> None:
         self.file = file
         self.path = path
         self.size = file.seek(0, 2)
         self.at = 0
         self.window = b""
         self.base = 0  # file offset of the window's first byte
+        self.ahead = _FIRST_WINDOW_BYTES
+        self.numbers: dict[str, tuple[int | float | bool, ...]] = {}
 
     def fail(self, why: str) -> ModelFileError:
         return ModelFileError(f"'{self.path}' is not a whole GGUF file: {why}; fetch the file again")
@@ -216,8 +236,12 @@ class _Reader:
         index = self.at - self.base
         if index < 0 or index + n_bytes > len(self.window):
             self.check_room(n_bytes, what)
-            self.file.seek(self.at)
-            self.window = self.file.read(min(max(n_bytes, _WINDOW_BYTES), self.size - self.at))
+            kept = self.window[index:] if 0 <= index < len(self.window) else b""
+            start = self.at + len(kept)
+            self.ahead = min(self.ahead, _WINDOW_BYTES)
+            self.file.seek(start)
+            self.window = kept + self.file.read(min(max(n_bytes - len(kept), self.ahead), self.size - start))
+            self.ahead *= 2
             self.base = self.at
             index = 0
             if len(self.window) < n_bytes:
@@ -250,8 +274,8 @@ class _Reader:
         except ValueError:
             raise self.fail(f"{what} has the unknown value type {number}") from None
 
-    def array_ref(self, what: str) -> ArrayRef:
-        """Note an array and step over it."""
+    def array_ref(self, key: str, what: str) -> ArrayRef:
+        """Note an array, keep it if it is a short one of numbers, and step over it."""
         type_ = self.value_type(what)
         if type_ is ValueType.ARRAY:
             raise self.fail(f"{what} is an array of arrays, which llama.cpp does not read")
@@ -263,7 +287,10 @@ class _Reader:
         else:
             n_bytes = count * struct.calcsize("<" + _FORMATS[type_])
             self.check_room(n_bytes, what)
-            self.at += n_bytes
+            if count <= _KEPT_NUMBERS:
+                self.numbers[key] = tuple(self.values(ref, what))
+            else:
+                self.at += n_bytes
         return ref
 
     def step_over_texts(self, count: int, what: str) -> None:
@@ -302,8 +329,9 @@ class _Reader:
         return texts
 
     def array(self, ref: ArrayRef, what: str) -> list[int] | list[float] | list[bool] | list[str]:
-        if ref.type is ValueType.STRING:
-            return self.texts(ref.count, what)
+        return self.texts(ref.count, what) if ref.type is ValueType.STRING else self.values(ref, what)
+
+    def values(self, ref: ArrayRef, what: str) -> list[int] | list[float] | list[bool]:
         packer = struct.Struct(f"<{ref.count}{_FORMATS[ref.type]}")
         self.check_room(packer.size, what)
         index = self.hold(packer.size, what)
@@ -322,7 +350,7 @@ def _read(reader: _Reader) -> Header:
         what = f"the metadata value '{key}'"
         type_ = reader.value_type(what)
         if type_ is ValueType.ARRAY:
-            metadata[key] = reader.array_ref(what)
+            metadata[key] = reader.array_ref(key, what)
         elif type_ is ValueType.STRING:
             metadata[key] = reader.text(what, _MAX_TEXT_BYTES)
         else:
@@ -332,7 +360,7 @@ def _read(reader: _Reader) -> Header:
         raise reader.fail(f"general.alignment is {alignment!r}, but it must be a power of two")
     tensors = _read_tensors(reader, n_tensors)
     data_offset = (reader.at + alignment - 1) // alignment * alignment
-    return Header(reader.path, version, metadata, tensors, alignment, data_offset, reader.size)
+    return Header(reader.path, version, metadata, tensors, alignment, data_offset, reader.size, reader.numbers)
 
 
 def _read_start(reader: _Reader) -> tuple[int, int, int]:

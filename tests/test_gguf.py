@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 import time
 import tracemalloc
@@ -14,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from server.errors import ModelFileError
-from server.gguf import ArrayRef, Header, ValueType, read_array, read_header
+from server.gguf import ArrayRef, Header, ValueType, read_array, read_header, read_header_from
 from tests.support import gguf_bytes as raw
 from tests.support.gguf_bytes import Array, Gguf, Tensor
 from tests.support.tiny_gguf import write_tiny_gguf
@@ -300,3 +301,35 @@ def test_a_large_vocabulary_is_stepped_over_quickly(tmp_path: Path) -> None:
     assert ref.count == n_tokens
     assert min(times) < 0.3
     assert read_array(header, "tokenizer.ggml.tokens")[-1] == f"token{n_tokens - 1}"
+
+
+class Ranges:
+    """A file that is somewhere else: it counts what is asked for."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data, self._at = data, 0
+        self.asked: list[tuple[int, int]] = []
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._at = offset + (len(self._data) if whence == 2 else 0)
+        return self._at
+
+    def read(self, size: int) -> bytes:
+        self.asked.append((self._at, size))
+        return self._data[self._at : self._at + size]
+
+
+def test_a_remote_header_costs_little_and_no_byte_twice(tmp_path: Path) -> None:
+    texts = [f"token {i} " + "x" * (i % 50) for i in range(40_000)]
+    pairs = [("tokens", raw.ARRAY, Array(raw.STRING, texts)), ("layers", raw.ARRAY, Array(raw.I32, [1, 0, 7]))]
+    data = Gguf(pairs=pairs, tensors=[Tensor("w", n_bytes=1 << 24)]).data()
+    source = Ranges(data)
+    header = read_header_from(source, "far.gguf")
+    assert header.numbers == {"layers": (1, 0, 7)}
+    assert [tensor.name for tensor in header.tensors] == ["w"]
+    spans = sorted(source.asked)
+    assert all(start + size <= next_start for (start, size), (next_start, _) in itertools.pairwise(spans))
+    assert sum(size for _, size in source.asked) < 2 * header.data_offset < len(data) // 2
+    small = Ranges(Gguf(tensors=[Tensor("w", n_bytes=1 << 24)]).data())
+    read_header_from(small, "shard.gguf")
+    assert small.asked == [(0, 64 << 10)]
