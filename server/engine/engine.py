@@ -6,7 +6,7 @@ step:  resume followers → admit → plan rows → decode → sample → events
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter
 from collections.abc import Callable
 
 from server.engine.admission import Admission
@@ -24,6 +24,7 @@ from server.engine.messages import (
     Started,
 )
 from server.engine.options import SchedulerOptions
+from server.engine.queue import Answer, WaitingQueue
 from server.engine.run import Run
 from server.engine.scheduler import Reader, StepClock, plan_step
 from server.engine.slots import Slot
@@ -49,7 +50,7 @@ class Engine:
             self._slots, backend, unified=facts.kv_unified, min_similarity=options.slot_prompt_similarity
         )
         self._clock = StepClock(options.max_stall_ms, facts.n_batch, facts.n_ubatch)
-        self._waiting: deque[Run] = deque()
+        self._waiting = WaitingQueue()
         self._outbox: list[JobEvent] = []
         self._counts = {field: 0.0 if "_ms" in field else 0 for field in Counters.__struct_fields__}
         self._step = 0
@@ -71,16 +72,15 @@ class Engine:
             return
         # A wrong grammar is told at once; other samplers are made when their job gets a slot.
         if job.sampling.grammar is None or self._has_sampler(run):
-            self._waiting.append(run)
+            self._waiting.add(run)
 
     def cancel(self, job_id: int) -> None:
         """End a job, queued or running. Its slot is free at once and keeps what was read. Unknown ids are ignored:
         the job may just have ended."""
-        for run in self._waiting:
-            if run.job.id == job_id:
-                self._waiting.remove(run)
-                self._cancelled(run)
-                return
+        waiting = self._waiting.remove(job_id)
+        if waiting is not None:
+            self._cancelled(waiting)
+            return
         for slot in self._slots:
             if slot.run is not None and slot.run.job.id == job_id:
                 run = slot.run
@@ -127,17 +127,21 @@ class Engine:
     # ── admit ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _admit(self) -> None:
-        for run in list(self._waiting):
-            if run.preempted and not self._has_room_again(run):
-                return
-            slot = self._admission.choose(run)
-            if slot is None:
-                if run.job.slot is None:
-                    return
-                continue  # it waits for one slot; those behind it need not
-            self._waiting.remove(run)
-            if self._has_sampler(run):
-                self._admission.place(run, slot)
+        if self._waiting and any(slot.run is None for slot in self._slots):
+            n_running = Counter(slot.run.job.owner for slot in self._slots if slot.run is not None)
+            self._waiting.offer(n_running, self._place)
+
+    def _place(self, run: Run) -> Answer:
+        """Give a waiting run a slot, if there is one for it."""
+        if run.preempted and not self._has_room_again(run):
+            return Answer.STOP
+        slot = self._admission.choose(run)
+        if slot is None:
+            # Where it waits for one slot, those behind it need not.
+            return Answer.STOP if run.job.slot is None else Answer.NEXT
+        if self._has_sampler(run):
+            self._admission.place(run, slot)
+        return Answer.TAKEN
 
     def _has_sampler(self, run: Run) -> bool:
         """Make the run's sampler unless it has one. False: its options are wrong, and the run has failed."""
@@ -271,7 +275,7 @@ class Engine:
         run.preempted = True
         self._admission.clear(slot)
         slot.release(self._step)
-        self._waiting.appendleft(run)
+        self._waiting.put_back(run)
         self._counts["preempted"] += 1
 
     def _decode_failed(self, pieces: list[Piece], status: DecodeStatus) -> None:

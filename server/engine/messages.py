@@ -91,6 +91,9 @@ class Job(Message, frozen=True):
     report_progress: bool = False  # send Progress events while the prompt is read
     show_special: bool = False  # control tokens appear in the text
     block_limit: BlockLimit | None = None  # of reasoning; not together with a grammar
+    owner: str = ""  # who asks: the name of an API key, never the key; owners share the slots fairly
+    owner_limit: int = 0  # jobs of this owner in slots at once; 0: no limit
+    priority: int = 0  # lower goes first
 
 
 # ── commands ─────────────────────────────────────────────────────────────────────────────────────────────────────────
