@@ -1,7 +1,7 @@
 """What the files of a model should be: `.glmserve.json`, which `fetch` writes beside the files that it fetched.
 
     {"format": 1, "sets": [{"repo": "unsloth/GLM-5.2-GGUF", "revision": "<commit>", "quant": "UD-Q4_K_M",
-      "files": [{"name": "GLM-5.2-UD-Q4_K_M-00001-of-00011.gguf", "size_bytes": 49000000000, "sha256": "<64 hex>"}, …]}]}
+      "files": [{"name": "GLM-5.2-UD-Q4_K_M-00001-of-00011.gguf", "size_bytes": 49000000000, "sha256": "<64 hex>"}]}]}
 
 Names are relative to the manifest's folder, with /. One folder may hold several quants: each is a set of its own, and
 writing one leaves the others. It is written when a download is complete, never before.
@@ -66,8 +66,8 @@ class _Manifest(msgspec.Struct, frozen=True):
 
 
 def read_manifest(folder: Path) -> tuple[FileSet, ...]:
-    """The sets that are recorded for a folder; none without a manifest. Raises ModelFileError when it is damaged, OSError
-    when it cannot be read."""
+    """The sets that are recorded for a folder; none without a manifest. Raises ModelFileError when it is damaged, and
+    OSError when it cannot be read."""
     file = folder / MANIFEST_NAME
     try:
         content = file.read_bytes()
@@ -76,7 +76,9 @@ def read_manifest(folder: Path) -> tuple[FileSet, ...]:
     try:
         manifest = msgspec.json.decode(content, type=_Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:  # ValidationError is a DecodeError
-        raise ModelFileError(f"the manifest '{file}' is damaged: {error}; remove it and fetch the model again") from None
+        raise ModelFileError(
+            f"the manifest '{file}' is damaged: {error}; remove it and fetch the model again"
+        ) from None
     if manifest.format != FORMAT:
         raise ModelFileError(
             f"the manifest '{file}' has format {manifest.format}, but this version reads {FORMAT}; "

@@ -41,7 +41,7 @@ def test_quants_side_by_side_leave_each_other(tmp_path: Path) -> None:
 
 def test_a_damaged_manifest_is_refused_in_a_sentence_and_written_anew(tmp_path: Path) -> None:
     (tmp_path / MANIFEST_NAME).write_text('{"format": 1, "sets": [{"re')
-    with pytest.raises(ModelFileError, match="is damaged: .*; remove it and fetch the model again"):
+    with pytest.raises(ModelFileError, match=r"is damaged: .*; remove it and fetch the model again"):
         read_manifest(tmp_path)
     write_manifest(tmp_path, a_set())
     assert read_manifest(tmp_path) == (a_set(),)

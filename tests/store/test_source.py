@@ -120,7 +120,7 @@ def test_a_file_that_may_not_be_read_names_the_reason(tmp_path: Path, monkeypatc
     def refuse(file: Path) -> str | None:
         raise PermissionError(13, "Permission denied", str(file))
 
-    monkeypatch.setattr("server.store.source.what_it_is", refuse)
+    monkeypatch.setattr("server.store.quick.what_it_is", refuse)
     message = refusal(path)
     assert f"cannot read '{path}': Permission denied" in message
     assert "right to read" in message
@@ -247,6 +247,7 @@ def test_other_things_in_gguf_files_are_refused(
 def test_a_first_shard_without_tensors_is_fine(tmp_path: Path) -> None:
     shards = write_shards(tmp_path, 2)
     Gguf(pairs=split_pairs(0, 2, 1), tensors=[]).write(shards[0])
+    Gguf(pairs=split_pairs(1, 2, 1)).write(shards[1])
     assert resolve_model(tmp_path).first == shards[0]
 
 
