@@ -57,11 +57,16 @@ def run(config: Config) -> int:
             Path(path).unlink(missing_ok=True)
 
 
-def list_devices() -> int:
+def list_devices(rpc_servers: tuple[str, ...]) -> int:
     """Print what llama.cpp can compute on; for --list-devices."""
     from server.engine.ggml import list_devices as devices
 
-    say([f"{d.name}: {d.description} ({d.free_bytes >> 20} of {d.total_bytes >> 20} MiB free)" for d in devices()])
+    say(
+        [
+            f"{d.name}: {d.description} ({d.free_bytes >> 20} of {d.total_bytes >> 20} MiB free)"
+            for d in devices(rpc_servers)
+        ]
+    )
     return 0
 
 

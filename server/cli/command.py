@@ -60,7 +60,7 @@ def _run(arguments: list[str], environment: Mapping[str, str]) -> int:
     if settings["list-devices"]:
         from server.app import list_devices
 
-        return list_devices()
+        return list_devices(settings["rpc"] or ())
     from server.cli.build import build_config
 
     config = build_config(settings)

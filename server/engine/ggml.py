@@ -62,6 +62,11 @@ def load_bindings() -> ModuleType:
         raise LoadError(f"llama.cpp's library cannot be loaded: {error}; rebuild it with `make install`") from error
 
 
+def library_directory(bindings: ModuleType) -> Path:
+    """Where the bindings take their shared libraries from."""
+    return Path(os.environ.get("LLAMA_CPP_LIB_PATH") or Path(str(bindings.__file__)).parent / "lib")
+
+
 @dataclass(frozen=True, slots=True)
 class Device:
     handle: int
@@ -76,8 +81,7 @@ class Ggml:
     """Typed access to the device registry. Handles are plain addresses, valid as long as the process lives."""
 
     def __init__(self, bindings: ModuleType) -> None:
-        directory = os.environ.get("LLAMA_CPP_LIB_PATH") or str(Path(str(bindings.__file__)).parent / "lib")
-        path = Path(directory) / "libggml.so.0"
+        path = library_directory(bindings) / "libggml.so.0"
         try:
             self._lib = ctypes.CDLL(str(path))
         except OSError as error:
@@ -154,9 +158,12 @@ class Ggml:
         return "" if commit == "unknown" else commit
 
 
-def list_devices() -> list[DeviceInfo]:
-    """The devices that llama.cpp sees on this machine, the CPU among them."""
-    return [device.info for device in Ggml(load_bindings()).devices()]
+def list_devices(rpc_servers: tuple[str, ...] = ()) -> list[DeviceInfo]:
+    """The devices that llama.cpp sees on this machine, the CPU among them, and those of RPC servers."""
+    ggml = Ggml(load_bindings())
+    if rpc_servers:
+        ggml.add_rpc_servers(rpc_servers)
+    return [device.info for device in ggml.devices()]
 
 
 def _require_listener(endpoint: str) -> None:

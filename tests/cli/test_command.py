@@ -27,7 +27,7 @@ class FakeApp(ModuleType):
             raise self.result
         return self.result
 
-    def list_devices(self) -> int:
+    def list_devices(self, rpc_servers: tuple[str, ...]) -> int:
         return 0
 
 
