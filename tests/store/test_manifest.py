@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from server.errors import ModelFileError
-from server.store.manifest import MANIFEST_NAME, FileRecord, FileSet, read_manifest, recorded, write_manifest
+from server.store.manifest import MANIFEST_NAME, FileRecord, FileSet, find_record, read_manifest, write_manifest
 
 A = "a" * 64
 
@@ -33,16 +33,30 @@ def test_quants_side_by_side_leave_each_other(tmp_path: Path) -> None:
         write_manifest(tmp_path, files)
     sets = read_manifest(tmp_path)
     assert [(each.quant, each.revision) for each in sets] == [("Q8_0", "r1"), ("Q4_K_M", "r2")]
-    found = recorded(sets, "m8.gguf")
+    found = find_record(tmp_path / "m8.gguf")
     assert found is not None
-    assert (found[0].quant, found[1].size_bytes) == ("Q8_0", 5)
-    assert recorded(sets, "other.gguf") is None
+    assert (found.files.quant, found.record.size_bytes) == ("Q8_0", 5)
+    assert found.repair_command == f"python -m server fetch o/r:Q8_0 --to '{tmp_path}' --repair"
+    assert find_record(tmp_path / "other.gguf") is None
+
+
+def test_a_manifest_may_lie_above_the_files(tmp_path: Path) -> None:
+    write_manifest(tmp_path, a_set("Q4_K_M", "r1", "Q4_K_M/m.gguf"))
+    write_manifest(tmp_path, FileSet(None, None, None, (FileRecord("x/y/z/m.gguf", 5),)))
+    found = find_record(tmp_path / "Q4_K_M" / "m.gguf")
+    assert found is not None
+    assert found.folder == tmp_path
+    without_hub = find_record(tmp_path / "x" / "y" / "z" / "m.gguf")
+    assert without_hub is not None
+    assert without_hub.repair_command is None
+    assert find_record(tmp_path / "m.gguf") is None
 
 
 def test_a_damaged_manifest_is_refused_in_a_sentence_and_written_anew(tmp_path: Path) -> None:
     (tmp_path / MANIFEST_NAME).write_text('{"format": 1, "sets": [{"re')
     with pytest.raises(ModelFileError, match=r"is damaged: .*; remove it and fetch the model again"):
         read_manifest(tmp_path)
+    assert find_record(tmp_path / "m.gguf") is None
     write_manifest(tmp_path, a_set())
     assert read_manifest(tmp_path) == (a_set(),)
 
