@@ -152,6 +152,10 @@ class Ggml:
             if handle:
                 yield handle
 
+    def buffer_name(self, handle: int) -> str:
+        """Name of a buffer type, such as "CUDA0"."""
+        return _text(self._lib.ggml_backend_buft_name(handle))
+
     def commit(self) -> str:
         """Short commit hash that the library was built from; empty if it does not know."""
         commit = _text(self._lib.ggml_commit()).removesuffix("-dirty")

@@ -30,7 +30,7 @@ class ContextChoice:
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
     flash_attn: bool = True
-    n_outputs_max: int = 0  # rows of logits in one batch; 0: one for each slot
+    n_outputs_max: int = 0  # rows of logits in one batch; 0: one for each sequence
     offload_kqv: bool = True
     swa_full: bool = False
     mtp: bool = False  # a second context for the NextN block, with a cache of its own
@@ -42,7 +42,8 @@ class ContextChoice:
 
     @property
     def n_outputs(self) -> int:
-        return self.n_outputs_max or self.n_slots
+        """Rows of logits of the reserved graph. llama.cpp asserts that there is one for each sequence, used or not."""
+        return max(self.n_outputs_max, self.n_sequences)
 
     def cells(self, n_ctx_train: int) -> Cells:
         """llama.cpp rounds a unified cache up to 256 cells, and separate ones each (llama_context's constructor)."""

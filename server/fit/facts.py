@@ -4,7 +4,7 @@ keeps of the tokens it has seen. `read_shape` is the entry."""
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -52,7 +52,7 @@ class Block:
     kept: Kept
     is_nextn: bool
     n_ff: int  # width of the feed-forward that every token passes (dense, or the shared experts together)
-    largest_expert_bytes: int  # its largest tensor of experts
+    tensors: Mapping[str, int]  # bytes of each tensor by its name without "blk.N."
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +190,7 @@ class _Sizes:
         self._blocks: dict[tuple[int, Kind], int] = {}
         self._types: dict[str, int] = {}
         self.n_ff: dict[int, int] = {}
-        self.largest_expert: dict[int, int] = {}
+        self.tensors: dict[int, dict[str, int]] = {}
         self.token_embd = self.output = self.output_norm = self.other = 0
 
     def add(self, tensor: TensorInfo) -> None:
@@ -216,8 +216,7 @@ class _Sizes:
     def _add_to_block(self, index: int, name: str, tensor: TensorInfo, n_bytes: int) -> None:
         kind = kind_of(name)
         self._blocks[index, kind] = self._blocks.get((index, kind), 0) + n_bytes
-        if kind is Kind.EXPERTS:
-            self.largest_expert[index] = max(self.largest_expert.get(index, 0), n_bytes)
+        self.tensors.setdefault(index, {})[name] = n_bytes
         if name in ("ffn_up.weight", "ffn_up_shexp.weight") and len(tensor.shape) > 1:
             self.n_ff[index] = tensor.shape[1]
 
@@ -235,5 +234,5 @@ def _block(data: Metadata, sizes: _Sizes, index: int, kept: Kept) -> Block:
         kept=kept,
         is_nextn=index >= data.n_blocks - data.n_nextn,
         n_ff=sizes.n_ff.get(index, 0),
-        largest_expert_bytes=sizes.largest_expert.get(index, 0),
+        tensors=sizes.tensors.get(index, {}),
     )
