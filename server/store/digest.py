@@ -9,7 +9,7 @@ import hashlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from io import FileIO
 from pathlib import Path
@@ -50,6 +50,11 @@ def stamp_of(file: Path) -> Stamp:
     """Raises OSError."""
     stat = file.stat()
     return Stamp(stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, stat.st_dev)
+
+
+def cache_folder(environment: Mapping[str, str]) -> Path:
+    """Where sums are kept: in the user's cache folder."""
+    return Path(environment.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "glmserve" / "digests"
 
 
 class DigestCache:

@@ -24,7 +24,7 @@ class Command:
         return importlib.import_module(f"server.cli.commands.{self.name}")
 
 
-COMMANDS: tuple[Command, ...] = ()
+COMMANDS: tuple[Command, ...] = (Command("verify", "check the files of a model, down to the last byte"),)
 
 
 def find_command(name: str) -> Command | None:

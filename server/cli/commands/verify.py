@@ -1,0 +1,62 @@
+"""python -m server verify: whether the files of a model are what they should be, down to the last byte."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from server.cli.flag import Group
+from server.cli.subcommand import Call, Place, Spec, option
+from server.cli.values import Switch, Whole
+
+SPEC = Spec(
+    "verify",
+    "checks the files of a model, down to the last byte",
+    places=(Place("PATH", "a model's file or folder, a folder of several, or a bundle"),),
+    groups=(
+        Group(
+            "How",
+            (
+                option("--quick", Switch(), False, "only what every start checks, without reading the weights"),
+                option("--again", Switch(), False, "read files anew that have not changed since they were last read"),
+                option(
+                    "-j --threads",
+                    Whole(least=1, most=64, sample="4"),
+                    None,
+                    "files to read at a time (default: one for each core)",
+                ),
+                option("--json", Switch(), False, "write one JSON document"),
+            ),
+        ),
+    ),
+    notes=(
+        "Exit code 0: all is right. 1: something is wrong, with a sentence for each fault. 2: a wrong call.",
+        "Sums are compared with fetch's record, a bundle's manifest, SHA256SUMS, the hub's notes, recipes.",
+    ),
+)
+
+
+def run(call: Call) -> int:
+    from server.cli.verify_display import json_text, progress_for, report_text
+    from server.store.digest import cache_folder
+    from server.store.recipes import load_recipes
+    from server.store.verify import VerifyOptions, verify
+
+    began = time.monotonic()
+    with progress_for(quiet=call["json"]) as progress:
+        options = VerifyOptions(
+            quick=call["quick"],
+            again=call["again"],
+            n_threads=call["threads"] or 0,
+            cache=cache_folder(call.environment),
+            recipes=load_recipes(),
+            progress=progress,
+        )
+        report = verify(Path(call["path"]).expanduser(), options)
+    if call["json"]:
+        sys.stdout.write(json_text(report))
+    else:
+        sys.stdout.write(report_text(report, time.monotonic() - began, color=sys.stdout.isatty()))
+    sys.stdout.flush()
+    return 0 if report.ok else 1
