@@ -39,7 +39,7 @@ MIN_FILES = 4096
 def run(config: Config) -> int:
     """Serve until told to stop. Exit code 0 after a signal. Raises StartError when it cannot start or go on."""
     began = time.monotonic()
-    set_up_logging(config.log, secrets=config.http.api_keys)
+    set_up_logging(config.log, secrets=tuple(key.secret for key in config.http.api_keys))
     logger.info("glmserve %s, model %s", server.__version__, config.engine.model.path)
     for warning in config.warnings:
         logger.warning("%s", warning)
@@ -169,7 +169,10 @@ class _Server:
         self._config = config
         self._sockets = sockets
         self._began = began
-        self._client = EngineClient(max_waiting=config.engine.scheduler.max_waiting)
+        self._key_names = tuple(dict.fromkeys(key.name for key in config.http.api_keys))
+        self._client = EngineClient(
+            max_waiting=config.engine.scheduler.max_waiting, n_owners=max(1, len(self._key_names))
+        )
         self._supervisor = Supervisor(self._client, config.engine, config.supervisor)
         self._uvicorn: uvicorn.Server | None = None
         self._failure: StartError | None = None
@@ -202,7 +205,7 @@ class _Server:
         from server.service import ChatService
 
         http = self._config.http
-        metrics = Metrics()
+        metrics = Metrics(self._key_names)
         self._client.on_snapshot = metrics.observe
         self._service = service = ChatService(self._client, self._config.chat)
         app = create_api(service, self._client, metrics, http, model_path=self._config.engine.model.path)

@@ -17,6 +17,7 @@ GlmserveError
 │   ├── QueueFull         429, carries retry_after_s
 │   ├── NotSupported      501
 │   └── Unavailable       503, carries retry_after_s and, while loading, progress
+│       └── QueueTimeout  no slot became free in time
 └── EngineFailure         the engine could not go on with a job that had started (500)
 """
 
@@ -136,6 +137,12 @@ class Unavailable(RequestError):
         super().__init__(message)
         self.retry_after_s = retry_after_s
         self.progress = progress
+
+
+class QueueTimeout(Unavailable):
+    """The request waited for a slot as long as it may."""
+
+    code = "queue_timeout"
 
 
 class EngineFailure(GlmserveError):

@@ -68,6 +68,9 @@ class GenerationOptions:
     slot: int | None = None
     report_progress: bool = False
     text_bias: tuple[tuple[str, float], ...] = ()  # like SamplingOptions.logit_bias, for every token of a text
+    owner: str = ""  # who asks; owners share the slots fairly
+    owner_limit: int = 0  # jobs of the owner in slots at once; 0: no limit
+    priority: int = 0  # lower goes first
 
 
 THINK_TAGS = (THINK_OPEN, THINK_CLOSE)
@@ -424,6 +427,7 @@ class ChatService:
                 f"there is no slot {options.slot}; slots are 0 to {facts.n_slots - 1}", param="id_slot"
             )
         sampling = await self._with_bias(options, facts)
+        self._engine.check_room(options.owner, n_jobs)
         choices: list[Choice] = []
         try:
             for tokens in prompts:
@@ -465,6 +469,9 @@ class ChatService:
             report_progress=options.report_progress,
             show_special=show_special,
             block_limit=block_limit,
+            owner=options.owner,
+            owner_limit=options.owner_limit,
+            priority=options.priority,
         )
 
     async def _block_limit(

@@ -8,14 +8,14 @@ import sys
 
 import pytest
 
-from server.api.options import HttpOptions
+from server.api.options import ApiKey, HttpOptions
 from server.config import Config
 from server.engine.options import EngineOptions, ModelOptions
 
 
 @pytest.fixture
 def config() -> Config:
-    return Config(EngineOptions(ModelOptions("m.gguf")), http=HttpOptions(api_keys=("sesame",)))
+    return Config(EngineOptions(ModelOptions("m.gguf")), http=HttpOptions(api_keys=(ApiKey("sesame", "key 1"),)))
 
 
 def test_nothing_in_it_can_be_changed(config: Config) -> None:

@@ -9,6 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.api.context import notes_of
 from server.api.errors import error_response
+from server.api.options import ApiKey
 from server.errors import Unauthorized
 
 PUBLIC_PATHS = ("/", "/health", "/v1/health")
@@ -17,36 +18,36 @@ PUBLIC_PATHS = ("/", "/health", "/v1/health")
 class Authenticate:
     """Middleware. Without keys everybody may ask. Browsers send preflights without credentials, so those pass."""
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str], prefix: str) -> None:
+    def __init__(self, app: ASGIApp, keys: Sequence[ApiKey], prefix: str) -> None:
         self._app = app
-        self._keys = [key.encode() for key in keys]
+        self._keys = [(key.secret.encode(), key) for key in keys]
         self._public = {prefix + path for path in PUBLIC_PATHS}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or not self._keys or scope["path"] in self._public or scope["method"] == "OPTIONS":
             await self._app(scope, receive, send)
             return
-        label = self._label(scope)
+        key = self._key(scope)
         notes = notes_of(scope)
-        if label is None:
+        if key is None:
             error = Unauthorized(
                 "a valid API key is needed: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
             )
             notes.error_code = error.code
             await error_response(error)(scope, receive, send)
             return
-        notes.key_label = label
+        notes.key = key
         await self._app(scope, receive, send)
 
-    def _label(self, scope: Scope) -> str | None:
-        """ "key N" for the Nth of our keys; None when no header has a valid one. Every key is compared with every
-        candidate, so that the time taken says nothing about which one fits."""
-        label: str | None = None
+    def _key(self, scope: Scope) -> ApiKey | None:
+        """None when no header has a valid one. Every key is compared with every candidate, so that the time taken says
+        nothing about which one fits."""
+        found: ApiKey | None = None
         for candidate in _candidates(scope):
-            for number, key in enumerate(self._keys, 1):
-                if hmac.compare_digest(candidate, key):
-                    label = f"key {number}"
-        return label
+            for secret, key in self._keys:
+                if hmac.compare_digest(candidate, secret):
+                    found = key
+        return found
 
 
 def _candidates(scope: Scope) -> list[bytes]:

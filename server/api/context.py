@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from dataclasses import dataclass, field
 
 from starlette.requests import Request
 from starlette.types import Scope
 
-from server.api.options import HttpOptions, ModelNames
+from server.api.options import ApiKey, HttpOptions, ModelNames
 from server.engine.client import EngineClient, EngineState
 from server.errors import ModelNotFound, Unavailable
 from server.ops.metrics import Metrics
 from server.ops.record import RequestRecord
-from server.service import ChatService, Generation
+from server.service import ChatService, Generation, GenerationOptions
 
 _SHOWN = 100  # characters of an unknown model's name that a message repeats
 _NOTES = "glmserve.notes"  # key in the ASGI scope
@@ -60,7 +61,7 @@ class Notes:
 
     request_id: str
     client: str = ""
-    key_label: str = ""  # "key 2": which of the server's keys, never the key
+    key: ApiKey | None = None  # which of the server's keys was sent
     route: str = "other"
     method: str = ""
     arrived_at: float = field(default_factory=time.perf_counter)
@@ -81,7 +82,7 @@ class Notes:
             duration_ms=(now - self.arrived_at) * 1e3,
             method=self.method,
             client=self.client,
-            key_label=self.key_label,
+            key_label=self.key.name if self.key is not None else "",
             request_id=self.request_id,
             stream=self.stream,
             disconnected=self.disconnected,
@@ -106,3 +107,13 @@ def notes_of(scope: Scope) -> Notes:
 
 def keep_notes(scope: Scope, notes: Notes) -> None:
     scope[_NOTES] = notes
+
+
+def on_behalf(request: Request, options: GenerationOptions, priority: int | None) -> GenerationOptions:
+    """What the request asks for, as the owner of its key. `priority` is the request's own; None: it has none."""
+    key = notes_of(request.scope).key
+    if key is None:
+        return dataclasses.replace(options, priority=priority or 0)
+    # Nobody gets ahead of what the key allows.
+    asked = key.priority if priority is None else max(priority, key.priority)
+    return dataclasses.replace(options, owner=key.name, owner_limit=key.max_jobs, priority=asked)

@@ -8,7 +8,7 @@ import math
 from server.api.errors import TimedOut
 from server.api.options import HttpOptions
 from server.engine.client import EngineClient
-from server.errors import Unavailable
+from server.errors import QueueTimeout
 from server.service import Generation, GenerationEvent
 
 
@@ -49,9 +49,9 @@ class Deadlines:
         if now >= self._life_deadline:
             raise TimedOut(f"the request took longer than {options.request_limit_s:g} s (--request-limit)")
         if now >= self._queue_deadline:
-            raise Unavailable(
+            raise QueueTimeout(
                 f"no slot became free within {options.queue_timeout_s:g} s (--queue-timeout)",
-                retry_after_s=max(1, math.ceil(options.queue_timeout_s or 0)),
+                retry_after_s=self._engine.retry_after_s,
             )
         if now >= self._still_deadline:
             raise TimedOut(f"the engine made no progress with the request for {options.timeout_s:g} s (--timeout)")

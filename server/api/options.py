@@ -45,6 +45,16 @@ class TlsOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class ApiKey:
+    """A key that clients may send, and what they may do with it. Keys with one name are one owner in the queue."""
+
+    secret: str = field(repr=False)
+    name: str  # for logs, metrics and the queue
+    max_jobs: int = 0  # jobs in slots at once; 0: no limit
+    priority: int = 0  # lower goes first; what requests get that ask for nothing or for less than this
+
+
+@dataclass(frozen=True, slots=True)
 class HttpOptions:
     """How the HTTP side listens and answers. Times are seconds, sizes bytes."""
 
@@ -54,7 +64,7 @@ class HttpOptions:
     model_names: tuple[str, ...] = ()  # never empty once the command line is through; the first is the model's id
     model_tags: tuple[str, ...] = ()  # informational, shown by /v1/models
     unknown_model: ModelNames = ModelNames.STRICT
-    api_keys: tuple[str, ...] = field(default=(), repr=False)  # empty: no key is asked for
+    api_keys: tuple[ApiKey, ...] = ()  # empty: no key is asked for
     tls: TlsOptions | None = None
     cors: CorsOptions = field(default_factory=CorsOptions)
     timeout_s: float = 3600.0  # a request without progress for so long is given up; 0: never

@@ -11,7 +11,7 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from sse_starlette.sse import SendTimeoutError
@@ -31,6 +31,9 @@ T = TypeVar("T")
 # A grammar is checked by the engine. For so long the headers of a stream wait for its word, so that a wrong one is a
 # plain 400.
 GRAMMAR_CHECK_S = 2.0
+# Where a request may not wait longer for a slot than a stream may be silent, the headers wait as well, so that the end
+# of the wait is a plain 503. This is how long a stream may be silent that asks for no pings.
+QUIET_S = 30.0
 
 
 async def answer(
@@ -60,9 +63,12 @@ async def answer(
         if not streams:
             return Response(await unless_client_leaves(request, whole()), media_type="application/json")
         feed = await unless_client_leaves(request, opened())
+        ping = api.options.ping_interval_s if ping_interval_s is None else ping_interval_s
+        queue_timeout_s = api.options.queue_timeout_s
         if feed.generation.choices[0].stream.job.sampling.grammar is not None:
             await unless_client_leaves(request, feed.look_ahead(GRAMMAR_CHECK_S))
-        ping = api.options.ping_interval_s if ping_interval_s is None else ping_interval_s
+        elif queue_timeout_s is not None and queue_timeout_s <= (ping or QUIET_S):
+            await unless_client_leaves(request, feed.look_ahead(queue_timeout_s + 1.0, until_started=True))
         response = EventStream(feed, writer_of(feed.generation), api, notes, ping or 0)
         handed_over = True
         return response
@@ -117,21 +123,31 @@ class Feed:
         self._note(event)
         return event
 
-    async def look_ahead(self, timeout_s: float) -> None:
-        """Wait for the first event, but not for long. Raises what ends the generation before it."""
+    async def look_ahead(self, timeout_s: float, *, until_started: bool = False) -> None:
+        """Wait for the first event, or with `until_started` for a slot, but not for long. Raises what ends the
+        generation before it."""
 
         async def first() -> GenerationEvent:
             return await anext(self)
 
         ahead = asyncio.ensure_future(first())
+        waits: list[asyncio.Future[Any]] = [ahead]
+        if until_started:
+            waits.append(asyncio.ensure_future(self._started()))
         try:
-            await asyncio.wait((ahead,), timeout=timeout_s)
+            await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             ahead.cancel()
             raise
+        finally:
+            for wait in waits[1:]:
+                wait.cancel()
         if ahead.done():
             ahead.result()
         self._ahead = ahead
+
+    async def _started(self) -> None:
+        await self.generation.choices[0].stream.until_started()
 
     def close(self) -> None:
         if self._ahead is not None:

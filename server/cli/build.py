@@ -8,8 +8,9 @@ from pathlib import Path
 
 import msgspec
 
-from server.api.options import CorsOptions, GenerationDefaults, HttpOptions, ModelNames, TlsOptions
+from server.api.options import ApiKey, CorsOptions, GenerationDefaults, HttpOptions, ModelNames, TlsOptions
 from server.chat.options import ChatOptions, ReasoningFormat, Thinking
+from server.cli.keys import api_keys
 from server.cli.sampling_flags import SAMPLING_FIELDS
 from server.cli.settings import Settings
 from server.config import Config
@@ -168,19 +169,18 @@ def _http_options(settings: Settings, files: ModelFiles) -> HttpOptions:
     )
 
 
-def _api_keys(settings: Settings) -> tuple[str, ...]:
-    keys = list(settings["api-key"] or ())
-    if settings["api-key-file"]:
-        lines = [line.strip() for line in _text_of(settings, "api-key-file").splitlines()]
-        from_file = [line for line in lines if line and not line.startswith("#")]
-        if not from_file:
-            where = settings.setting("api-key-file").where
-            raise ConfigError(
-                f"{where} names '{settings['api-key-file']}', which holds no key, so the server would be open to all; "
-                f"put one key on a line, or leave the flag out"
-            )
-        keys += from_file
-    return tuple(dict.fromkeys(keys))
+def _api_keys(settings: Settings) -> tuple[ApiKey, ...]:
+    given = settings["api-key"] or ()
+    if not settings["api-key-file"]:
+        return api_keys(given, "", "", settings["max-jobs-per-key"])
+    where = f"{settings.setting('api-key-file').where} '{settings['api-key-file']}'"
+    text = _text_of(settings, "api-key-file")
+    keys = api_keys(given, text, where, settings["max-jobs-per-key"])
+    if not api_keys((), text, where, 0):
+        raise ConfigError(
+            f"{where} holds no key, so the server would be open to all; put one key on a line, or leave the flag out"
+        )
+    return keys
 
 
 def _sampling(settings: Settings) -> SamplingOptions:

@@ -42,7 +42,15 @@ HTTP = Group(
             secret=True,
             main=True,
         ),
-        flag("--api-key-file", _FILE, None, "file with one key a line, # comments", llama="API_KEY_FILE", main=True),
+        flag(
+            "--api-key-file",
+            _FILE,
+            None,
+            "file with one key a line, # comments",
+            note="Behind a key may stand name=NAME, max-jobs=N and priority=P (docs/operations.md).",
+            llama="API_KEY_FILE",
+            main=True,
+        ),
         flag("--ssl-key-file", _FILE, None, "PEM file of the TLS key", llama="SSL_KEY_FILE", main=True),
         flag("--ssl-cert-file", _FILE, None, "PEM file of the TLS certificate", llama="SSL_CERT_FILE", main=True),
         flag(
@@ -112,7 +120,22 @@ HTTP = Group(
 LIFE = Group(
     "Queue and life",
     (
-        flag("--max-queue", Whole(), 256, "requests that may wait for a slot; one more gets 429", main=True),
+        flag(
+            "--max-queue",
+            Whole(),
+            256,
+            "requests that may wait for a slot; one more gets 429",
+            note="Where there are several keys, one of them gets three quarters of the places at most.",
+            main=True,
+        ),
+        flag(
+            "--max-jobs-per-key",
+            Whole(),
+            0,
+            "answers of one API key in slots at once; 0: no limit",
+            note="The others of the key wait. max-jobs= in the key file wins.",
+            main=True,
+        ),
         flag(
             "--queue-timeout",
             Number(least=0, metavar="S", sample="60"),

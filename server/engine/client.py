@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Self
 
+from server.engine.backlog import Backlog, Load
 from server.engine.messages import (
     CallFailed,
     Cancel,
@@ -43,7 +43,7 @@ from server.engine.messages import (
     Tokens,
 )
 from server.engine.wire import decode_events, encode_frame, read_frame
-from server.errors import InvalidRequest, QueueFull, Unavailable
+from server.errors import InvalidRequest, Unavailable
 
 
 class EngineState(StrEnum):
@@ -69,8 +69,8 @@ class JobStream:
 
     def __init__(self, client: EngineClient, job: Job) -> None:
         self.job = job
-        self.started = False
         self.ended = False
+        self._started = asyncio.Event()
         self._client = client
         self._events: deque[JobEvent] = deque()
         self._waiter: asyncio.Future[None] | None = None
@@ -86,13 +86,22 @@ class JobStream:
             await self._waiter
         return self._events.popleft()
 
+    @property
+    def started(self) -> bool:
+        """The job has got a slot."""
+        return self._started.is_set()
+
+    async def until_started(self) -> None:
+        await self._started.wait()
+
     def cancel(self) -> None:
         """End the job, wherever it is. Safe to call at any time and more than once."""
         if not self.ended:
             self._client.cancel(self.job.id)
 
     def push(self, event: JobEvent) -> None:
-        self.started = self.started or isinstance(event, Started)
+        if isinstance(event, Started):
+            self._started.set()
         self.ended = isinstance(event, Finished | Failed)
         self._events.append(event)
         if self._waiter is not None and not self._waiter.done():
@@ -102,11 +111,12 @@ class JobStream:
 class EngineClient:
     """Opens jobs and asks questions over one connection at a time; the supervisor gives it a new one after a restart.
 
-    `max_waiting`: jobs that may be open beyond the number of slots.
+    `max_waiting`: jobs that may be open beyond the number of slots. `n_owners`: how many owners of jobs there can be;
+    none of several may fill the queue alone.
     """
 
-    def __init__(self, *, max_waiting: int) -> None:
-        self._max_waiting = max_waiting
+    def __init__(self, *, max_waiting: int, n_owners: int = 1) -> None:
+        self._backlog = Backlog(max_waiting, n_owners)
         self._status = EngineStatus(EngineState.LOADING, phase="starting", progress=0.0)
         self._facts: ModelFacts | None = None
         self._snapshot: Snapshot | None = None
@@ -117,8 +127,6 @@ class EngineClient:
         self._calls: dict[int, asyncio.Future[Event]] = {}
         self._job_ids = itertools.count(1)
         self._call_ids = itertools.count(1)
-        self._job_s = 0.0  # mean length of the last jobs, for Retry-After
-        self._opened_at: dict[int, float] = {}
         self._changed = asyncio.Event()
         self.load_failure: str | None = None
         self.load_s = 0.0  # how long the last load took
@@ -215,8 +223,23 @@ class EngineClient:
 
     @property
     def capacity(self) -> int:
-        """Jobs that may be open at once: those in slots and those that may wait."""
-        return self.facts.n_slots + self._max_waiting
+        """Jobs that one owner may have open at once: those in slots and those that may wait."""
+        return self._backlog.most_of_one(self.facts.n_slots)
+
+    @property
+    def loads(self) -> Mapping[str, Load]:
+        """Open jobs by owner."""
+        return self._backlog.loads()
+
+    @property
+    def retry_after_s(self) -> int:
+        """Seconds until a place in the queue is likely to be free."""
+        return self._backlog.promise_s(self.facts.n_slots)
+
+    def check_room(self, owner: str, n_jobs: int) -> None:
+        """Raises QueueFull unless `owner` may open so many jobs more now, and Unavailable."""
+        self._ready_writer()
+        self._backlog.check_room(owner, n_jobs, self.facts.n_slots)
 
     def next_job_id(self) -> int:
         return next(self._job_ids)
@@ -224,16 +247,10 @@ class EngineClient:
     def open(self, job: Job) -> JobStream:
         """Submit a job. Raises Unavailable or QueueFull at once, before anything was sent."""
         writer = self._ready_writer()
-        n_slots = self.facts.n_slots
-        n_waiting = len(self._streams) - n_slots
-        if n_waiting >= self._max_waiting:
-            raise QueueFull(
-                f"{n_waiting} requests are waiting for {n_slots} slots already, and no more may wait (--max-queue)",
-                retry_after_s=self._drain_s(n_waiting, n_slots),
-            )
+        self._backlog.check_room(job.owner, 1, self.facts.n_slots)
         stream = JobStream(self, job)
         self._streams[job.id] = stream
-        self._opened_at[job.id] = time.monotonic()
+        self._backlog.opened(job)
         writer.write(encode_frame([Submit(job)]))
         return stream
 
@@ -249,10 +266,6 @@ class EngineClient:
         """Ask the engine process to end, if there is one."""
         if self._writer is not None:
             self._writer.write(encode_frame([Stop()]))
-
-    def _drain_s(self, n_waiting: int, n_slots: int) -> int:
-        """Seconds until about half the queue has been served, by the length of the last jobs."""
-        return max(1, min(600, math.ceil(n_waiting / 2 * self._job_s / n_slots)))
 
     def _ready_writer(self) -> asyncio.StreamWriter:
         if self._status.state is not EngineState.READY or self._writer is None:
@@ -313,8 +326,7 @@ class EngineClient:
         stream = self._streams.get(event.job_id)
         if stream is None:
             return
+        self._backlog.note(event)
         stream.push(event)
         if stream.ended:
             del self._streams[event.job_id]
-            length_s = time.monotonic() - self._opened_at.pop(event.job_id)
-            self._job_s = length_s if self._job_s == 0 else 0.8 * self._job_s + 0.2 * length_s

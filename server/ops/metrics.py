@@ -7,7 +7,7 @@ come from the last snapshot and stay monotone over an engine restart; the others
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, ProcessCollector
@@ -16,6 +16,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 import server
+from server.engine.backlog import Load
 from server.engine.client import EngineState, EngineStatus
 from server.engine.messages import Counters, ModelFacts, SlotState, Snapshot
 from server.ops.carry import CounterCarry
@@ -25,6 +26,11 @@ from server.ops.record import RequestRecord
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
 _ENGINE_IS_THERE = frozenset({EngineState.READY, EngineState.STOPPING})
+
+_REFUSALS = ("queue_full", "queue_timeout")  # error codes: what a busy server refuses
+_MOST_KEYS = 100  # that get series of their own
+_OTHER_KEYS = "other"
+_NO_KEY = "none"  # of servers that ask for none
 
 _SECONDS_TO_FIRST = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _SECONDS_BETWEEN = (0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0)
@@ -37,7 +43,10 @@ _TOKENS_GENERATED = (1.0, 8.0, 32.0, 128.0, 512.0, 2048.0, 8192.0, 32768.0, 1310
 class Metrics:
     """Counts requests as they come and go, and renders the text of a scrape. Not thread-safe: the event loop's own."""
 
-    def __init__(self) -> None:
+    def __init__(self, keys: Sequence[str] = ()) -> None:
+        """`keys`: the names of the server's API keys."""
+        self._keys = tuple(keys[:_MOST_KEYS])
+        self._refused: Counter[tuple[str, str]] = Counter()
         self._engine = CounterCarry()
         self._process = ProcessCollector(registry=None)
         self._finished: Counter[tuple[str, int]] = Counter()
@@ -60,6 +69,8 @@ class Metrics:
         self._running[record.route] -= 1
         self._finished[record.route, record.status] += 1
         self._disconnects += record.disconnected
+        if record.error_code in _REFUSALS:
+            self._refused[self._label(record.key_label), record.error_code] += 1
         if not record.timings:
             return
         self._whole.observe(record.duration_ms / 1e3)
@@ -87,20 +98,59 @@ class Metrics:
         """Call it with every snapshot: what an engine counted after the last one seen is lost when it dies."""
         self._engine.observe(snapshot.counters)
 
-    def render(self, snapshot: Snapshot | None, status: EngineStatus, facts: ModelFacts | None) -> bytes:
-        """Text in Prometheus' format 0.0.4 (CONTENT_TYPE). Gauges about an engine that is not there say 0."""
+    def render(
+        self,
+        snapshot: Snapshot | None,
+        status: EngineStatus,
+        facts: ModelFacts | None,
+        loads: Mapping[str, Load] | None = None,
+    ) -> bytes:
+        """Text in Prometheus' format 0.0.4 (CONTENT_TYPE). Gauges about an engine that is not there say 0. `loads`:
+        open jobs by owner."""
         if snapshot is not None:
             self.observe(snapshot)
         if status.state not in _ENGINE_IS_THERE:
             snapshot = None  # the last word of an engine that is gone
-        return generate_latest(_Families(self._families(snapshot, status, facts)))
+        return generate_latest(_Families(self._families(snapshot, status, facts, loads or {})))
 
-    def _families(self, snapshot: Snapshot | None, status: EngineStatus, facts: ModelFacts | None) -> Iterator[Metric]:
+    def _families(
+        self,
+        snapshot: Snapshot | None,
+        status: EngineStatus,
+        facts: ModelFacts | None,
+        loads: Mapping[str, Load],
+    ) -> Iterator[Metric]:
         counters = self._engine.total()
         yield from _llama_cpp(counters, snapshot)
         yield from _about_engine(counters, snapshot, status, facts)
+        yield from self._about_keys(loads)
         yield from self._about_http()
         yield from self._process.collect()
+
+    def _about_keys(self, loads: Mapping[str, Load]) -> Iterator[Metric]:
+        labels = [*(self._keys or (_NO_KEY,)), *([_OTHER_KEYS] if len(self._keys) == _MOST_KEYS else [])]
+        jobs: Counter[tuple[str, str]] = Counter()
+        for owner, load in loads.items():
+            jobs[self._label(owner), "waiting"] += load.waiting
+            jobs[self._label(owner), "running"] += load.running
+        family = GaugeMetricFamily("glmserve_jobs", "Open jobs by API key.", labels=["key", "state"])
+        for label in labels:
+            for state in ("waiting", "running"):
+                family.add_metric([label, state], jobs[label, state])
+        yield family
+        refused = CounterMetricFamily(
+            "glmserve_requests_refused", "Requests that a busy server refused.", labels=["key", "reason"]
+        )
+        for label in labels:
+            for reason in _REFUSALS:
+                refused.add_metric([label, reason], self._refused[label, reason])
+        yield refused
+
+    def _label(self, key: str) -> str:
+        """The name of a key as label; there are only so many."""
+        if not key:
+            return _NO_KEY
+        return key if key in self._keys else _OTHER_KEYS
 
     def _about_http(self) -> Iterator[Metric]:
         finished = CounterMetricFamily(

@@ -6,11 +6,11 @@ import logging
 
 import pytest
 
-from tests.support.http import served
+from tests.support.http import keys_of, served
 
 
 async def test_a_finished_request_is_recorded_with_its_times() -> None:
-    async with served(api_keys=("a", "b")) as s:
+    async with served(api_keys=keys_of("a", "b")) as s:
         headers = {"x_api_key": "b", "x_request_id": "req-1.a"}
         response = await s.post(
             "/v1/chat/completions?token=hidden", {"messages": [{"role": "user", "content": "q"}]}, **headers

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from server.api.options import CorsOptions
-from tests.support.http import HELLO, served
+from tests.support.http import HELLO, keys_of, served
 
 KEYS = ("first-secret", "second-sécret")
 
@@ -30,7 +30,7 @@ KEYS = ("first-secret", "second-sécret")
     ],
 )
 async def test_keys(headers: dict[str, str], status: int) -> None:
-    async with served(api_keys=KEYS) as s:
+    async with served(api_keys=keys_of(*KEYS)) as s:
         raw = [(name.encode(), value.encode()) for name, value in headers.items()]
         response = await s.http.get("/v1/models", headers=raw)
     assert response.status_code == status
@@ -42,7 +42,7 @@ async def test_keys(headers: dict[str, str], status: int) -> None:
 
 @pytest.mark.parametrize("path", ["/health", "/v1/health", "/"])
 async def test_public_paths(path: str) -> None:
-    async with served(api_keys=KEYS) as s:
+    async with served(api_keys=keys_of(*KEYS)) as s:
         assert (await s.http.get(path)).status_code == 200
 
 
@@ -50,7 +50,7 @@ async def test_public_paths(path: str) -> None:
     "path", ["/v1", "/props", "/slots", "/metrics", "/openapi.json", "/nothing", "/health/../v1/models"]
 )
 async def test_all_else_is_closed(path: str) -> None:
-    async with served(api_keys=KEYS) as s:
+    async with served(api_keys=keys_of(*KEYS)) as s:
         assert (await s.http.get(path)).status_code == 401
 
 
@@ -61,7 +61,7 @@ async def test_without_keys_everybody_may_ask() -> None:
 
 async def test_a_key_is_never_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    async with served(api_keys=KEYS) as s:
+    async with served(api_keys=keys_of(*KEYS)) as s:
         await s.post("/v1/chat/completions", {"messages": HELLO}, Authorization="Bearer first-secret")
         await s.post("/v1/chat/completions", {"messages": HELLO}, Authorization="Bearer guessed-secret")
         await s.metrics.finished(2)
@@ -79,7 +79,7 @@ PREFLIGHT = {
 
 
 async def test_a_preflight_needs_no_key() -> None:
-    async with served(api_keys=KEYS) as s:
+    async with served(api_keys=keys_of(*KEYS)) as s:
         response = await s.http.options("/v1/chat/completions", headers=PREFLIGHT)
     assert response.status_code == 200
     assert response.headers["access-control-allow-origin"] == "https://chat.example"
@@ -89,7 +89,7 @@ async def test_a_preflight_needs_no_key() -> None:
 
 
 async def test_errors_have_cors_headers_too() -> None:
-    async with served(api_keys=KEYS) as s:
+    async with served(api_keys=keys_of(*KEYS)) as s:
         response = await s.http.get("/v1/models", headers={"Origin": "https://chat.example"})
     assert response.status_code == 401
     assert response.headers["access-control-allow-origin"] == "https://chat.example"

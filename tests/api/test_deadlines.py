@@ -35,21 +35,31 @@ async def test_a_request_may_live_so_long(stream: bool) -> None:
     assert (record.error_code, record.disconnected) == ("timeout", False)
 
 
-@pytest.mark.parametrize("stream", [True, False])
-async def test_a_request_may_wait_so_long_for_a_slot(stream: bool) -> None:
+@pytest.mark.parametrize(("stream", "ping"), [(True, 30.0), (True, 0.01), (True, None), (False, 30.0)])
+async def test_a_request_may_wait_so_long_for_a_slot(stream: bool, ping: float | None) -> None:
+    """A stream that may be silent for so long is refused by its status; else it has begun."""
     gate = Gate()
     backend = ScriptedBackend(reply=lambda _: "x", n_slots=1, on_decode=gate)
-    async with served(backend, queue_timeout_s=0.05) as s:
+    async with served(backend, queue_timeout_s=0.05, ping_interval_s=ping) as s:
         held = await ChatService(s.engine, ChatOptions()).open_completion([("a",)], GenerationOptions())
         await gate.entered(s.engine)
         response = await s.chat(stream=stream)
         gate.open()
         assert [event async for event in held]
         await assert_idle(s.engine)
-    error = frames_of(response.text).data[-1]["error"] if stream else response.json()["error"]
-    assert (error["code"], error["type"]) == (503, "unavailable_error")
+        metrics = (await s.http.get("/metrics")).text
+    begun = stream and ping == 0.01
+    error = frames_of(response.text).data[-1]["error"] if begun else response.json()["error"]
+    assert (error["code"], error["type"], error["reason"]) == (503, "unavailable_error", "queue_timeout")
     assert "no slot became free within 0.05 s (--queue-timeout)" in error["message"]
-    assert response.headers.get("retry-after") == (None if stream else "1")
+    assert response.status_code == (200 if begun else 503)
+    assert response.headers.get("retry-after") == (None if begun else "5")
+    assert 'glmserve_requests_refused_total{key="none",reason="queue_timeout"} 1.0' in metrics
+
+
+async def test_a_stream_that_gets_a_slot_in_time_begins() -> None:
+    async with served(queue_timeout_s=5.0) as s:
+        assert (await s.chunks()).text == "<hello>"
 
 
 async def test_an_engine_that_stands_still_ends_the_request() -> None:

@@ -13,7 +13,7 @@ import pytest
 from sse_starlette.sse import AppStatus
 
 from server.engine.backend import Piece
-from tests.support.http import HELLO, Gate, Served, assert_idle, frames_of, generating, listening, served
+from tests.support.http import HELLO, Gate, Served, assert_idle, frames_of, generating, keys_of, listening, served
 from tests.support.scripted import ScriptedBackend
 
 LONG = [{"role": "user", "content": "p" * 300}]
@@ -47,7 +47,7 @@ async def live(
     backend: ScriptedBackend, protocol: Protocol = "httptools", **options: Any
 ) -> AsyncIterator[tuple[Served, str]]:
     """Keys and CORS on, as an operator would have them."""
-    async with served(backend, api_keys=("k",), **options) as s, listening(s.app, protocol) as (base, _):
+    async with served(backend, api_keys=keys_of("k"), **options) as s, listening(s.app, protocol) as (base, _):
         yield s, base
 
 

@@ -35,6 +35,7 @@ CASES: list[tuple[errors.GlmserveError, int, str, dict[str, str], dict[str, Any]
         {"Retry-After": "3"},
         {"retry_after": 3, "progress": 0.5},
     ),
+    (errors.QueueTimeout("m", retry_after_s=9), 503, "unavailable_error", {"Retry-After": "9"}, {"retry_after": 9}),
     (TimedOut("m"), 504, "timeout_error", {}, {}),
 ]
 

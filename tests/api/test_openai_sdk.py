@@ -11,7 +11,7 @@ import pytest
 
 from server.chat.glm_generation import Generation
 from server.chat.glm_templates import fallback_template
-from tests.support.http import Served, listening, served
+from tests.support.http import Served, keys_of, listening, served
 from tests.support.scripted import ScriptedBackend
 
 
@@ -22,7 +22,7 @@ def user(text: str) -> list[dict[str, str]]:
 @pytest.fixture
 async def live() -> AsyncIterator[tuple[Served, str]]:
     backend = ScriptedBackend(reply=lambda p: f"<{p}>" if p != "endless" else "x" * 100_000)
-    async with served(backend, api_keys=("k",), ping_interval_s=0.001) as s, listening(s.app) as (base, _):
+    async with served(backend, api_keys=keys_of("k"), ping_interval_s=0.001) as s, listening(s.app) as (base, _):
         yield s, f"{base}/v1"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.http import HELLO, served
+from tests.support.http import HELLO, keys_of, served
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ async def test_head_is_get_without_the_body() -> None:
 
 
 async def test_everything_moves_with_the_prefix() -> None:
-    async with served(prefix="/llm", api_keys=("k",)) as s:
+    async with served(prefix="/llm", api_keys=keys_of("k")) as s:
         assert (await s.http.get("/llm/health")).status_code == 200
         assert (await s.http.get("/llm")).status_code == 200
         assert (await s.http.get("/llm/")).status_code == 200

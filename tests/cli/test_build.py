@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from server.api.options import CorsOptions, HttpOptions, ModelNames, TlsOptions
+from server.api.options import ApiKey, CorsOptions, HttpOptions, ModelNames, TlsOptions
 from server.chat.options import ReasoningFormat
 from server.cli.build import build_config
 from server.cli.flags import all_flags
@@ -68,7 +68,7 @@ TABLE: list[tuple[list[str], str, Any]] = [
     (["--direct-io"], f"{MODEL}.load_mode", "dio"),
     (["--host", "0.0.0.0,/run/x.sock"], "http.hosts", ("0.0.0.0", "/run/x.sock")),
     (["--port", "0"], "http.port", 0),
-    (["--api-key", "k1,k2"], "http.api_keys", ("k1", "k2")),
+    (["--api-key", "k1,k2"], "http.api_keys", (ApiKey("k1", "key 1"), ApiKey("k2", "key 2"))),
     (["--api-prefix", "/glm/"], "http.prefix", "/glm"),
     (["--cors-origins", "localhost"], "http.cors.origins", ("localhost",)),
     (["--cors-methods", "GET"], "http.cors.methods", ("GET",)),
@@ -133,7 +133,16 @@ TABLE: list[tuple[list[str], str, Any]] = [
 ]
 
 # Flags that a test of their own covers, for they read files or say which model.
-ELSEWHERE = {"gguf", "demo", "api-key-file", "ssl-key-file", "ssl-cert-file", "chat-template-file", "grammar-file"}
+ELSEWHERE = {
+    "gguf",
+    "demo",
+    "api-key-file",
+    "max-jobs-per-key",
+    "ssl-key-file",
+    "ssl-cert-file",
+    "chat-template-file",
+    "grammar-file",
+}
 
 
 def option(config: Config, path: str) -> Any:
@@ -204,12 +213,9 @@ def test_a_wrong_model_is_a_model_file_error(tmp_path: Path) -> None:
 def test_keys_of_flag_and_file_add_up(model: Path, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("# comment\n  key-a  \r\n\nkey-b\nkey-c\n#last")
-    assert config_of(model, "--api-key", "key-c,z", "--api-key-file", str(keys)).http.api_keys == (
-        "key-c",
-        "z",
-        "key-a",
-        "key-b",
-    )
+    found = config_of(model, "--api-key", "key-c,z", "--api-key-file", str(keys)).http.api_keys
+    assert [key.secret for key in found] == ["key-c", "z", "key-a", "key-b"]
+    assert [key.name for key in found] == ["key 1", "key 2", "key 3", "key 4"]
 
 
 def test_a_file_without_keys_does_not_open_the_server(model: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from tests.support.scripted import ScriptedBackend
 
 @asynccontextmanager
 async def scripted_client(
-    backend: ScriptedBackend | None = None, scheduler: SchedulerOptions | None = None
+    backend: ScriptedBackend | None = None, scheduler: SchedulerOptions | None = None, *, n_owners: int = 1
 ) -> AsyncIterator[EngineClient]:
     """A client whose engine is ready. When the block is left the engine has ended."""
     backend = backend if backend is not None else ScriptedBackend(reply=lambda prompt: f"You said {prompt}.")
@@ -26,7 +26,7 @@ async def scripted_client(
     process = EngineProcess(theirs, lambda options, on_progress: backend, leave=lambda: None)
     thread = threading.Thread(target=process.run, name="engine", daemon=True)
     thread.start()
-    client = EngineClient(max_waiting=scheduler.max_waiting)
+    client = EngineClient(max_waiting=scheduler.max_waiting, n_owners=n_owners)
     reader, writer = await asyncio.open_connection(sock=ours)
     writer.write(encode_frame(Configure(EngineOptions(ModelOptions("scripted"), scheduler))))
     listening = asyncio.create_task(client.listen(reader, writer))

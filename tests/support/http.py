@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -15,7 +15,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from server.api.app import create_api
-from server.api.options import HttpOptions
+from server.api.options import ApiKey, HttpOptions
 from server.chat.options import ChatOptions
 from server.engine.backend import DecodeStatus, Piece
 from server.engine.client import EngineClient
@@ -63,8 +63,8 @@ class Gate:
 class WatchedMetrics(Metrics):
     """Metrics that also keep the records, so that a test can wait for the end of a request."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, keys: Sequence[str] = ()) -> None:
+        super().__init__(keys)
         self.records: list[RequestRecord] = []
         self._changed = asyncio.Event()
 
@@ -80,6 +80,10 @@ class WatchedMetrics(Metrics):
                 self._changed.clear()
                 await self._changed.wait()
         return self.records[:n]
+
+
+def keys_of(*secrets: str) -> tuple[ApiKey, ...]:
+    return tuple(ApiKey(secret, f"key {number}") for number, secret in enumerate(secrets, 1))
 
 
 @dataclass
@@ -159,8 +163,9 @@ async def served(
     if backend.chat_template is None:
         backend.chat_template = CONCAT
     http_options = HttpOptions(**{"model_names": ("tiny", "alias")} | options)
-    async with scripted_client(backend, scheduler) as engine:
-        metrics = WatchedMetrics()
+    names = [key.name for key in http_options.api_keys]
+    async with scripted_client(backend, scheduler, n_owners=max(1, len(names))) as engine:
+        metrics = WatchedMetrics(names)
         service = ChatService(engine, chat or ChatOptions())
         app = create_api(service, engine, metrics, http_options, model_path=model_path)
         transport = httpx.ASGITransport(app)

@@ -105,13 +105,13 @@ async def get_metrics(request: Request) -> Response:
         facts = api.engine.facts
     except Unavailable:
         facts = None
-    text = api.metrics.render(api.engine.snapshot, api.engine.status, facts)
+    text = api.metrics.render(api.engine.snapshot, api.engine.status, facts, api.engine.loads)
     headers = {"Process-Start-Time-Unix": str(api.started_at), "Content-Type": CONTENT_TYPE}
     return Response(text, headers=headers)
 
 
 def _slot(view: SlotView, api: Api) -> dict[str, Any]:
-    """llama.cpp's fields, and `state`. Nothing that a client wrote."""
+    """llama.cpp's fields, `state`, and the name of the key. Nothing that a client wrote."""
     shown: dict[str, Any] = {
         "id": view.id,
         "n_ctx": view.n_ctx,
@@ -125,6 +125,8 @@ def _slot(view: SlotView, api: Api) -> dict[str, Any]:
     job = api.engine.jobs.get(view.job_id)
     return shown | {
         "id_task": view.job_id,
+        "key": job.owner if job is not None else "",
+        "priority": job.priority if job is not None else 0,
         "n_prompt_tokens": view.n_prompt,
         "n_prompt_tokens_processed": max(0, view.n_processed - view.n_cached),
         "n_prompt_tokens_cache": view.n_cached,

@@ -239,6 +239,9 @@ class GenerationFields(Body):
     n_probs: Annotated[Int32, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     post_sampling_probs: bool | None = None
 
+    priority: Int32 | None = Field(
+        None, description="Lower goes first when requests wait for a slot; 0 if absent. A key may have a limit."
+    )
     id_slot: CountOrAll | None = Field(None, description="Run in this slot only; -1: in any.")
     cache_prompt: bool | None = None
     return_tokens: bool | None = Field(None, description="Add the ids of the generated tokens.")
