@@ -39,6 +39,10 @@ class Knowledge:
     files: Mapping[Path, Expected]
     faults: tuple[Fault, ...]  # of the lists themselves
 
+    def sum_of(self, file: Path) -> str | None:
+        expected = self.files.get(file)
+        return expected.sha256 if expected else None
+
 
 def gather(files: Sequence[Path], recipes: Sequence[Recipe] = ()) -> Knowledge:
     """What the lists near these files say. Raises nothing: a list that cannot be read is a fault."""

@@ -93,4 +93,7 @@ def zero_faults(path: Path, weights: WeightMap, spans: Iterable[Span], kind: Fau
     if len(found) > 1:
         cause += f", and with {len(found) - 1} more such places {total:,} bytes"
     cause += ", as an interrupted download leaves them"
-    yield Fault(kind, path, cause, "finish or repeat the download", start, found[-1][1])
+    remedy = "finish or repeat the download"
+    if is_hole:
+        remedy += " (where zeros are meant, copy the file with cp --sparse=never)"
+    yield Fault(kind, path, cause, remedy, start, found[-1][1])

@@ -166,6 +166,24 @@ def test_written_zeros_in_weights_are_found(tmp_path: Path) -> None:
     assert "--repair" in fault.remedy
 
 
+def test_a_hole_that_is_meant_is_told_by_the_sum(tmp_path: Path) -> None:
+    file = tmp_path / "m.gguf"
+    start = write_model(file)
+    with open(file, "r+b") as data:  # zeros at the end, never written
+        data.truncate(start + N_BYTES // 4)
+        data.truncate(start + N_BYTES)
+    fault = only_fault(verify(file, VerifyOptions()))
+    assert fault.kind is FaultKind.HOLE
+    assert "cp --sparse=never" in fault.remedy
+    record(tmp_path, [file])
+    assert states(verify(file, VerifyOptions())) == {"m.gguf": "ok"}
+    assert only_fault(verify(file, VerifyOptions(quick=True))).kind is FaultKind.HOLE
+    flip(file, start + 5)
+    fault = only_fault(verify(file, VerifyOptions()))
+    assert fault.kind is FaultKind.HOLE
+    assert "--repair" in fault.remedy
+
+
 def test_what_a_list_names_must_be_there(tmp_path: Path) -> None:
     shards = write_shards(tmp_path)
     readme = tmp_path / "README.md"
