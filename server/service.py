@@ -8,6 +8,7 @@ it, by any way, cancels its jobs. A non-streaming answer is `collect` over the s
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import AsyncIterable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from server.chat.plain import PlainDialect
 from server.chat.template import THINK_CLOSE, THINK_OPEN, ChatTemplate
 from server.chat.turn import TurnReader
 from server.chat.voice import Speaker, Voice, find_voice
+from server.chat.volatile import without_volatile_lines
 from server.engine.client import EngineClient, JobStream
 from server.engine.messages import (
     BlockLimit,
@@ -48,6 +50,8 @@ from server.errors import (
     NotSupported,
     Unavailable,
 )
+
+logger = logging.getLogger(__name__)
 
 # No vocabulary has longer tokens in any number; runs of blanks come nearest.
 MOST_CHARS_PER_TOKEN = 128
@@ -149,6 +153,7 @@ class Generation:
     def __init__(self, engine: EngineClient, choices: Sequence[Choice], prompts: Sequence[Sequence[int]]) -> None:
         self.facts = engine.facts
         self.choices = choices
+        self.is_normalized = False  # something that changes with each request was left out of the prompt
         self.prompts = prompts  # token ids, one list for each prompt; choices are grouped by prompt
         self._engine = engine
         self._merged: asyncio.Queue[tuple[Choice, JobEvent]] = asyncio.Queue()
@@ -332,6 +337,7 @@ class ChatService:
         self._options = options
         self._facts: ModelFacts | None = None
         self._voice: Voice | None = None
+        self._told_of_volatile = False
 
     def prepare(self) -> ChatTemplate:
         """Choose template and dialect for the loaded model. Called when the model is ready, so that a broken template
@@ -349,25 +355,28 @@ class ChatService:
 
     def render(self, conversation: Conversation) -> Prompt:
         """Raises InvalidRequest when the template refuses, NotSupported when there is no usable template."""
-        return self._chat_voice().render(conversation)
+        return self._chat_voice().render(self._stable(conversation))
 
     async def count(self, conversation: Conversation) -> int:
         """Prompt tokens of a conversation, exactly as `open_chat` would count them."""
         voice = self._chat_voice()
-        return len(await self._tokenize(voice, voice.render(conversation)))
+        return len(await self._tokenize(voice, voice.render(self._stable(conversation))))
 
     async def open_chat(self, conversation: Conversation, options: GenerationOptions) -> Generation:
         """Raises ContextTooLong, InvalidRequest, QueueFull or Unavailable before anything runs."""
         voice = self._chat_voice()
-        prompt = voice.render(conversation)
+        stable = self._stable(conversation)
+        prompt = voice.render(stable)
         tokens = await self._tokenize(voice, prompt)
-        return await self._open(
+        generation = await self._open(
             [tokens],
             options,
             lambda: voice.reader(prompt, conversation),
             show_special=voice.dialect.shows_special_tokens,
             block_limit=await self._block_limit(voice, prompt, conversation, options),
         )
+        generation.is_normalized = stable is not conversation
+        return generation
 
     async def open_completion(self, prompts: Sequence[RawPrompt], options: GenerationOptions) -> Generation:
         """`options.n` choices for each prompt. Raises what `open_chat` raises."""
@@ -387,6 +396,19 @@ class ChatService:
                 check_tokens(piece, self._engine.facts)
                 tokens += piece
         return tokens
+
+    def _stable(self, conversation: Conversation) -> Conversation:
+        """Without what would make the cache useless."""
+        if not self._options.normalize:
+            return conversation
+        stable = without_volatile_lines(conversation)
+        if stable is not conversation and not self._told_of_volatile:
+            self._told_of_volatile = True
+            logger.info(
+                "clients send a billing line (x-anthropic-billing-header) that changes with each request; it is left "
+                "out of prompts, so that they can be taken from the cache (--no-normalize-prompts keeps it)"
+            )
+        return stable
 
     # ── steps ────────────────────────────────────────────────────────────────────────────────────────────────────────
 

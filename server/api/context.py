@@ -86,6 +86,7 @@ class Notes:
             request_id=self.request_id,
             stream=self.stream,
             disconnected=self.disconnected,
+            normalized=self.generation is not None and self.generation.is_normalized,
             finish_reason="+".join(dict.fromkeys(self.finish_reasons)),
             error_code=self.error_code,
             ttft_ms=None if self.first_text_at is None else (self.first_text_at - self.arrived_at) * 1e3,

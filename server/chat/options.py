@@ -40,3 +40,4 @@ class ChatOptions:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     thinking: Thinking = field(default_factory=Thinking)
     reasoning_format: ReasoningFormat = ReasoningFormat.AUTO
+    normalize: bool = True  # leave out what changes with each request and means nothing (chat/volatile.py)

@@ -220,6 +220,7 @@ def _chat_options(settings: Settings) -> ChatOptions:
         template_kwargs=settings["chat-template-kwargs"] or {},
         thinking=_thinking(settings),
         reasoning_format=ReasoningFormat(settings["reasoning-format"]),
+        normalize=settings["normalize-prompts"],
     )
 
 

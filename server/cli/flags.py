@@ -225,6 +225,14 @@ CHAT = Group(
             off="--no-reasoning-preserve",
         ),
         flag(
+            "--normalize-prompts",
+            _SWITCH,
+            True,
+            "drop client lines that defeat caching",
+            note="Claude Code's billing line in system prompts, which changes with each request (docs/api.md).",
+            off="--no-normalize-prompts",
+        ),
+        flag(
             "--reasoning-format",
             Choice(choices=("auto", "none", "deepseek", "deepseek-legacy"), metavar="FORMAT", sample="none"),
             "auto",

@@ -54,6 +54,8 @@ def _fields(record: RequestRecord, path: str) -> dict[str, Any]:
         "finish_reason": record.finish_reason,
         "error_code": record.error_code,
     }
+    if record.normalized:
+        fields["normalized"] = True
     if record.ttft_ms is not None:
         fields["ttft_ms"] = round(record.ttft_ms, 3)
     if record.timings:

@@ -52,6 +52,7 @@ class Metrics:
         self._finished: Counter[tuple[str, int]] = Counter()
         self._running: Counter[str] = Counter()
         self._disconnects = 0
+        self._normalized = 0
         self._open_streams = 0
         self._to_first = Histogram(_SECONDS_TO_FIRST)
         self._between = Histogram(_SECONDS_BETWEEN)
@@ -69,6 +70,7 @@ class Metrics:
         self._running[record.route] -= 1
         self._finished[record.route, record.status] += 1
         self._disconnects += record.disconnected
+        self._normalized += record.normalized
         if record.error_code in _REFUSALS:
             self._refused[self._label(record.key_label), record.error_code] += 1
         if not record.timings:
@@ -165,6 +167,11 @@ class Metrics:
         yield running
         yield _gauge("glmserve_open_streams", "Event streams being sent.", self._open_streams)
         yield _counter("glmserve_client_disconnects", "Clients that left before their answer.", self._disconnects)
+        yield _counter(
+            "glmserve_prompts_normalized",
+            "Prompts without a line that changes with each request.",
+            self._normalized,
+        )
         yield _histogram("glmserve_queue_seconds", "Submitted to first batch.", self._queued)
         yield _histogram("glmserve_time_to_first_token_seconds", "Arrival to first delta.", self._to_first)
         yield _histogram("glmserve_inter_token_seconds", "Between two pieces of one answer.", self._between)

@@ -21,6 +21,7 @@ class RequestRecord:
     request_id: str = ""
     stream: bool = False
     disconnected: bool = False  # the client left before the answer was complete
+    normalized: bool = False  # something that changes with each request was left out of the prompt
     finish_reason: str = ""  # as sent: stop, length, tool_calls
     error_code: str = ""  # GlmserveError.code of what ended the request
     ttft_ms: float | None = None  # to the first delta; None: the request generated nothing

@@ -18,6 +18,7 @@ from server.chat.messages import (
     ToolCallStart,
     fold,
 )
+from server.chat.options import ChatOptions
 from server.engine.messages import FinishReason, Job, Timings
 from server.service import Choice, ChoiceEnd, ChoiceResult, ChoiceText, Generation
 from tests.support.http import HELLO, Frames, frames_of, served
@@ -363,3 +364,29 @@ async def test_thinking_controls_become_template_variables(fields: dict[str, Any
         response = await s.post("/apply-template", {"messages": HELLO} | fields)
     lines = [line.split(" ") for line in response.json()["prompt"].splitlines()]
     assert {name: msgspec.json.decode(value) for name, value in lines} == seen
+
+
+def billed(cch: str) -> list[dict[str, Any]]:
+    header = f"x-anthropic-billing-header: cc_version=2.1.37.0d9; cc_entrypoint=cli; cch={cch};\n"
+    return [{"role": "system", "content": header + "You are an agent. " * 9}, *HELLO]
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+async def test_a_line_that_changes_with_each_request_is_left_out(
+    normalize: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The second prompt is taken from the cache, and the log says once why."""
+    caplog.set_level("INFO", "server.service")
+    cached = []
+    async with served(chat=ChatOptions(normalize=normalize)) as s:
+        for cch in ("fa690", "1c8b4"):
+            usage = (await s.chat(messages=billed(cch))).json()["usage"]
+            cached.append(usage["prompt_tokens_details"]["cached_tokens"] / usage["prompt_tokens"])
+        shown = (await s.post("/apply-template", {"messages": billed("fa690")})).json()["prompt"]
+        metrics = (await s.http.get("/metrics")).text
+    assert ("x-anthropic" in shown) is not normalize
+    assert (cached[1] > 0.9) is normalize
+    assert f"glmserve_prompts_normalized_total {2.0 if normalize else 0.0}" in metrics
+    told = [record.getMessage() for record in caplog.records if "billing line" in record.getMessage()]
+    assert len(told) == normalize
+    assert all("fa690" not in line for line in told)
