@@ -6,21 +6,18 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from io import StringIO
 from pathlib import Path
 
+from server.cli.tables import plain_table, rich_table, size_text
 from server.store.verify import FileReport, FileState, Progress, Report
 
-_COLORS = {FileState.OK: "green", FileState.WHOLE: "yellow", FileState.BAD: "red bold", FileState.MISSING: "red bold"}
+_STYLES = {
+    FileState.OK.value: "green",
+    FileState.WHOLE.value: "yellow",
+    FileState.BAD.value: "red bold",
+    FileState.MISSING.value: "red bold",
+}
 _SUM_DIGITS = 16
-
-
-def size_text(n_bytes: int) -> str:
-    """1,000 bytes are a kB, as on the hub and on disks."""
-    for unit, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if n_bytes >= size:
-            return f"{n_bytes / size:.1f} {unit}"
-    return f"{n_bytes} B"
 
 
 def report_text(report: Report, seconds: float, *, color: bool) -> str:
@@ -29,7 +26,7 @@ def report_text(report: Report, seconds: float, *, color: bool) -> str:
     heads: tuple[str, ...] = ("FILE", "SIZE", "STATE", "COMPARED WITH", "SHA-256")
     if all(each.state is not FileState.WHOLE for each in report.files):  # sums are shown where they are all there is
         heads, rows = heads[:-1], [row[:-1] for row in rows]
-    lines = [rich_table(heads, rows, report)] if color else plain_table(heads, rows)
+    lines = [rich_table(heads, rows, _STYLES)] if color else plain_table(heads, rows)
     lines += [f"fault: {fault.sentence}" for fault in report.faults]
     lines += [f"note: {note}" for note in report.notes]
     lines.append(_verdict(report, seconds))
@@ -42,30 +39,6 @@ def _row(report: FileReport, root: Path) -> tuple[str, ...]:
     size = "" if report.size_bytes is None else size_text(report.size_bytes)
     source = report.expected.source if report.expected else ""
     return name, size, report.state.value, source, (report.sha256 or "")[:_SUM_DIGITS]
-
-
-def plain_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in (heads, *rows)
-    ]
-
-
-def rich_table(heads: Sequence[str], rows: Sequence[Sequence[str]], report: Report) -> str:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD)
-    for head in heads:
-        table.add_column(head, overflow="fold")
-    for row, each in zip(rows, report.files, strict=True):
-        style = _COLORS.get(each.state, "")
-        table.add_row(*(Text(cell, style=style if at == 2 else "") for at, cell in enumerate(row)))
-    with StringIO() as out:
-        Console(file=out, force_terminal=True).print(table)
-        return out.getvalue().rstrip("\n")
 
 
 def _verdict(report: Report, seconds: float) -> str:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from server.cli import main
-from server.cli.verify_display import progress_for, report_text, size_text
+from server.cli.tables import size_text
+from server.cli.verify_display import progress_for, report_text
 from server.store.recipes import load_recipes
 from server.store.source import tiny_glm_model
 from server.store.verify import VerifyOptions, verify

@@ -24,7 +24,10 @@ class Command:
         return importlib.import_module(f"server.cli.commands.{self.name}")
 
 
-COMMANDS: tuple[Command, ...] = (Command("verify", "check the files of a model, down to the last byte"),)
+COMMANDS: tuple[Command, ...] = (
+    Command("models", "list the models that there are recipes for, and which are here"),
+    Command("verify", "check the files of a model, down to the last byte"),
+)
 
 
 def find_command(name: str) -> Command | None:

@@ -1,0 +1,63 @@
+"""python -m server models: the models that there are recipes for, and which of them are here."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from server.cli.flag import Group
+from server.cli.subcommand import Call, Place, Spec, option
+from server.cli.values import Kind, Switch
+
+SPEC = Spec(
+    "models",
+    "lists the models that there are recipes for, and which of them are here",
+    places=(Place("NAME", "one model: its quants, and flags for this and other boxes", required=False),),
+    groups=(
+        Group(
+            "How",
+            (
+                option(
+                    "--models-dir",
+                    Kind(metavar="DIR", sample="/models"),
+                    None,
+                    "folder of all models (default: ~/.cache/glmserve/models)",
+                    env="GLMSERVE_MODELS_DIR",
+                ),
+                option("--json", Switch(), False, "write one JSON document"),
+            ),
+        ),
+    ),
+    notes=(
+        "Models are looked for in the models folder and in the cache of Hugging Face's own client.",
+        "Sizes are rounded, as published; what nobody published is unknown until the model is fetched.",
+    ),
+)
+
+
+def run(call: Call) -> int:
+    from server.cli.models_display import json_text, list_text, one_text
+    from server.store.local import local_models
+    from server.store.recipes import load_recipes, recipe_named
+
+    recipes = load_recipes()
+    if call["name"]:
+        recipes = (recipe_named(call["name"], recipes),)
+    local = local_models(*folders(call))
+    if call["json"]:
+        sys.stdout.write(json_text(recipes, local))
+    elif call["name"]:
+        sys.stdout.write(one_text(recipes[0], local))
+    else:
+        sys.stdout.write(list_text(recipes, local, color=sys.stdout.isatty()))
+    sys.stdout.flush()
+    return 0
+
+
+def folders(call: Call) -> tuple[Path, Path]:
+    """The models folder and the hub's cache. HF_HUB_CACHE, HF_HOME and XDG_CACHE_HOME count as for the hub's client."""
+    environment = call.environment
+    cache = Path(environment.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    models = call["models-dir"] or cache / "glmserve" / "models"
+    hub = environment.get("HF_HUB_CACHE") or Path(environment.get("HF_HOME") or cache / "huggingface") / "hub"
+    return Path(models).expanduser(), Path(hub).expanduser()
