@@ -6,9 +6,10 @@ models: glm4moe, deepseek2 (GLM-4.7-Flash) and glm-dsa, in src/models/*.cpp; the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from server.fit.cells import row_bytes
 from server.fit.choice import Cells, ContextChoice
 from server.fit.facts import Block, ModelShape
 from server.fit.graph import (
@@ -35,11 +36,10 @@ _QUANTIZED = frozenset({"q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"})
 class Homes:
     """Backends by number, the host last."""
 
-    blocks: Sequence[int]
-    experts: Sequence[int]
+    blocks: Mapping[int, int]  # by the block's index
+    experts: Mapping[int, int]
     output: int
     host: int
-    copies_to_f16: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +70,14 @@ class Builder:
         self._n_outputs = n_outputs
         self._top_k: Tensor | None = None
 
-    def trunk(self) -> Graph:
-        """The model's own graph."""
+    def trunk(self, blocks: Sequence[Block], idle: Mapping[int, int]) -> Graph:
+        """The model's own graph over `blocks`; `idle` tells how many blocks after one are left out."""
         shape, n = self._shape, self._n
         rows = self._embedding()
         inputs = self._inputs()
         out_ids = graph_input("out_ids", I32, self._n_outputs)
-        last = shape.trunk[-1].index
-        for block in shape.trunk:
+        last = blocks[-1].index
+        for block in blocks:
             residual = rows
             normed = self._norm(rows, self._weight(block, "attn_norm.weight"), shape.n_embd, n)
             mixed = self._attention(block, normed, inputs)
@@ -86,6 +86,8 @@ class Builder:
                 residual = operation(Op.ROWS, (residual, out_ids), F32, shape.n_embd, self._n_outputs)
                 n = self._n_outputs
             rows = self._feed_forward(block, operation(Op.IN_PLACE, (mixed, residual), F32, shape.n_embd, n), n)
+            if shape.indexer_width:
+                self._add_zeros(idle.get(block.index, 0), self._homes.blocks[block.index])
         rows = self._norm(rows, weight(4 * shape.n_embd, self._homes.output), shape.n_embd, n)
         rows.is_output = True
         logits = self._matmul(weight(shape.output_bytes, self._homes.output), rows, shape.n_vocab, n)
@@ -262,7 +264,9 @@ class Builder:
             v = _rotated(v, inputs.v_rotation, shape.n_head_kv * shape.head_v * n)
         for rows_of in (q, v, k):
             graph.expand(rows_of)
-        k_cache, v_cache = cache(home), cache(home)
+        kept, choice = block.kept, self._choice
+        k_cache = cache(row_bytes(choice.cache_type_k, kept.k_values) * self._cells.n_ctx, home)
+        v_cache = cache(row_bytes(choice.cache_type_v, kept.v_values) * self._cells.n_ctx, home)
         assert inputs.v_rows is not None
         graph.expand(store(k_cache, view(k), inputs.k_rows))
         graph.expand(store(v_cache, view(v), inputs.v_rows))
@@ -298,7 +302,8 @@ class Builder:
         k = operation(Op.OTHER, (v, k_rope), F32, lora + rope, 1, n)
         for rows_of in (q, v, k):
             graph.expand(rows_of)
-        k_cache = cache(self._homes.blocks[block.index])
+        k_bytes = row_bytes(self._choice.cache_type_k, block.kept.k_values) * self._cells.n_ctx
+        k_cache = cache(k_bytes, self._homes.blocks[block.index])
         graph.expand(store(k_cache, view(k), inputs.k_rows))
         mask = self._chosen_mask(inputs.mask) if indexer else inputs.mask
         out = self._attend(block, q, k_cache, None, mask, lora)
@@ -323,7 +328,8 @@ class Builder:
         k = operation(Op.ROPE, (view(k), inputs.positions), F32, width, 1, n)
         q = operation(Op.OTHER, (rotation, q), F32, width, heads, n)
         k = operation(Op.OTHER, (rotation, k), F32, width, 1, n)
-        k_cache = cache(self._homes.blocks[block.index])
+        k_bytes = row_bytes(self._choice.cache_type_k, width) * self._cells.n_ctx
+        k_cache = cache(k_bytes, self._homes.blocks[block.index])
         graph.expand(store(k_cache, view(k), at))
         weights = self._matmul(self._weight(block, "indexer.proj.weight"), rows, heads, n)
         weights = operation(Op.IN_PLACE, (view(weights),), F32, heads, n)
@@ -334,6 +340,13 @@ class Builder:
     @property
     def _n_chosen(self) -> int:
         return min(self._cells.n_ctx_seq, self._shape.indexer_top_k)
+
+    def _add_zeros(self, count: int, backend: int) -> None:
+        """What left-out blocks hold from the start of the pass (`_chosen_mask`)."""
+        for _ in range(count):
+            zeros = leaf(F32, 1, self._n_chosen, *self._per_cell[1::2])
+            zeros.backend = backend
+            self.graph.expand(zeros)
 
     def _chosen_mask(self, mask: Tensor) -> Tensor:
         """The mask with all cells closed but those that the indexer chose."""
@@ -347,7 +360,7 @@ class Builder:
     def _attend(self, block: Block, q: Tensor, k: Tensor, v: Tensor | None, mask: Tensor, width: int) -> Tensor:
         """build_attn_mha. `v` None: latent attention, where the values are a view of the keys."""
         keys = view(k)
-        values = keys if v is None else view(v)
+        values = view(keys if v is None else v)
         if not self._choice.flash_attn:
             return self._attend_plainly(block, q, keys, values, mask, width)
         heads, n, (_, n_each, _, streams) = self._shape.n_head, self._n, self._per_cell
@@ -365,7 +378,7 @@ class Builder:
         heads, (cells, n_each, _, streams) = self._shape.n_head, self._per_cell
         scores = operation(Op.OTHER, (keys, view(q)), F32, cells, n_each, heads, streams)
         shares = operation(Op.IN_PLACE, (scores, mask), F32, cells, n_each, heads, streams)
-        if values is keys:  # a plain cache keeps its values transposed, a latent one cannot
+        if self._shape.is_latent:  # a plain cache keeps its values transposed, a latent one cannot
             type_ = F32 if self._choice.cache_type_k == F32 else F16
             values = operation(Op.OTHER, (view(values),), type_, cells, width, 1, streams)
             out = operation(Op.OTHER, (values, shares), F32, width, n_each, heads, streams)
@@ -381,8 +394,6 @@ class Builder:
     def _copy_bytes(self, block: Block) -> int:
         """CUDA's flash attention reads f16: of any other cache it makes a copy, one block at a time
         (ggml_cuda_flash_attn_ext_get_alloc_size)."""
-        if self._homes.blocks[block.index] not in self._homes.copies_to_f16:
-            return 0
         choice, kept = self._choice, block.kept
         k_values = kept.k_values if choice.cache_type_k != F16 else 0
         v_values = kept.v_values if choice.cache_type_v != F16 else 0

@@ -5,11 +5,14 @@ from __future__ import annotations
 from server.fit.architectures import Builder, Homes
 from server.fit.choice import ContextChoice, Placement
 from server.fit.facts import ModelShape
+from server.fit.graph import Graph
+from server.fit.representatives import all_of, representatives
 from server.fit.schedule import buffer_sizes
 
 _EXACT = frozenset({"glm-dsa", "glm4moe", "deepseek2", "llama"})  # whose graphs server/fit/architectures.py builds
 _CUDA_ALIGNMENT = 128
 _HOST_ALIGNMENT = 32
+_REPEATS_FROM = 4
 # room for what an unknown graph may hold beside the parts that all models have
 _UNKNOWN_SHARE = 1.25
 
@@ -23,27 +26,44 @@ def compute_bytes(
     shape: ModelShape, choice: ContextChoice, placement: Placement, *, draft: bool = False
 ) -> tuple[int, ...]:
     """Bytes for each device of the placement and, last, for the host; the context that drafts with `draft`."""
-    cells = choice.cells(shape.n_ctx_train)
     n_tokens = choice.n_tokens(shape.n_ctx_train)
-    builder = Builder(shape, choice, cells, _homes(placement), n_tokens, min(n_tokens, choice.n_outputs))
-    if is_exact(shape):
-        graph = builder.draft() if draft else builder.trunk()
-    elif shape.n_head and shape.head_k:
-        graph = builder.trunk()
-    else:
+    if not shape.n_head or not shape.head_k:
         return _without_attention(shape, placement, n_tokens, min(n_tokens, choice.n_outputs))
-    alignments = [_CUDA_ALIGNMENT] * len(placement.devices) + [_HOST_ALIGNMENT]
-    sizes = buffer_sizes(graph, alignments, pipelined=placement.pipelined)
+    sizes = _drafting(shape, choice, placement) if draft else _answering(shape, choice, placement)
     return tuple(sizes if is_exact(shape) else (round(size * _UNKNOWN_SHARE) for size in sizes))
 
 
-def _homes(placement: Placement) -> Homes:
+def _answering(shape: ModelShape, choice: ContextChoice, placement: Placement) -> list[int]:
+    # with few cells the zeros of left-out blocks weigh as much as the masks, and then each block counts
+    repeats = choice.cells(shape.n_ctx_train).n_ctx_seq >= _REPEATS_FROM * shape.indexer_top_k
+    few = representatives(shape, placement) if repeats else all_of(shape, placement)
+    experts = {index: few.host if index in placement.experts_on_host else home for index, home in few.homes.items()}
+    homes = Homes(few.homes, experts, few.output, few.host)
+    graph = _builder(shape, choice, homes).trunk(few.blocks, few.idle)
+    cuda = {few.backend_of[index] for index, device in enumerate(placement.devices) if device.is_cuda}
+    sizes = _scheduled(graph, few.host, frozenset(cuda), placement.pipelined)
+    return [sizes[backend] for backend in few.backend_of]
+
+
+def _drafting(shape: ModelShape, choice: ContextChoice, placement: Placement) -> list[int]:
     host = len(placement.devices)
-    blocks = [host if home is None else home for home in placement.blocks]
-    experts = [host if index in placement.experts_on_host else home for index, home in enumerate(blocks)]
+    blocks = {index: host if home is None else home for index, home in enumerate(placement.blocks)}
+    experts = {index: host if index in placement.experts_on_host else home for index, home in blocks.items()}
     output = host if placement.output is None else placement.output
-    copying = frozenset(index for index, device in enumerate(placement.devices) if device.is_cuda)
-    return Homes(blocks, experts, output, host, copying)
+    graph = _builder(shape, choice, Homes(blocks, experts, output, host)).draft()
+    cuda = frozenset(index for index, device in enumerate(placement.devices) if device.is_cuda)
+    return _scheduled(graph, host, cuda, placement.pipelined)
+
+
+def _builder(shape: ModelShape, choice: ContextChoice, homes: Homes) -> Builder:
+    n_tokens = choice.n_tokens(shape.n_ctx_train)
+    cells = choice.cells(shape.n_ctx_train)
+    return Builder(shape, choice, cells, homes, n_tokens, min(n_tokens, choice.n_outputs))
+
+
+def _scheduled(graph: Graph, host: int, cuda: frozenset[int], pipelined: bool) -> list[int]:
+    alignments = [_CUDA_ALIGNMENT] * host + [_HOST_ALIGNMENT]
+    return buffer_sizes(graph, alignments, copies_to_f16=cuda, pipelined=pipelined)
 
 
 def _without_attention(shape: ModelShape, placement: Placement, n_tokens: int, n_outputs: int) -> tuple[int, ...]:

@@ -118,8 +118,9 @@ def weight(n_bytes: int, backend: int) -> Tensor:
     return tensor
 
 
-def cache(backend: int) -> Tensor:
-    tensor = Tensor(Op.LEAF, 0, None)
+def cache(n_bytes: int, backend: int) -> Tensor:
+    """One block's cache of keys, values or indexer keys, in the memory of `backend`."""
+    tensor = Tensor(Op.LEAF, n_bytes, None)
     tensor.outside = True
     tensor.backend = backend
     return tensor

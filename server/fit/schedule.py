@@ -15,10 +15,21 @@ _N_COPIES = 4  # GGML_SCHED_MAX_COPIES
 _SILENT = (Op.ROPE, Op.FLASH)  # their weights are too small to decide where they run
 
 
-def buffer_sizes(graph: Graph, alignments: list[int], *, pipelined: bool = False, op_offload: bool = True) -> list[int]:
-    """Bytes of the compute buffer of each backend; the host is the last of them. Uses the graph up."""
+def buffer_sizes(
+    graph: Graph,
+    alignments: list[int],
+    *,
+    copies_to_f16: frozenset[int] = frozenset(),
+    pipelined: bool = False,
+    op_offload: bool = True,
+) -> list[int]:
+    """Bytes of the compute buffer of each backend; the host is the last of them. Uses the graph up. `copies_to_f16`:
+    the backends whose flash attention needs `extra_bytes`."""
     host = len(alignments) - 1
     _assign(graph, host, op_offload)
+    for node in graph.nodes:
+        if node.backend not in copies_to_f16:
+            node.extra_bytes = 0
     nodes, leafs = _with_copies(graph, host, _N_COPIES if pipelined else 1)
     pools = [_Pool(alignment) for alignment in alignments]
     _allocate(nodes, leafs, pools)
