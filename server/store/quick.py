@@ -14,7 +14,7 @@ from pathlib import Path
 from server.errors import ModelFileError
 from server.gguf import MAGIC, Header, read_header
 from server.store.faults import REFETCHED, Fault, FaultKind, unreadable
-from server.store.holes import WeightMap, file_holes, vocabulary_size, zero_faults
+from server.store.holes import WeightMap, file_holes, is_shape, vocabulary_size, zero_faults
 from server.store.manifest import find_record
 from server.store.shards import missing_fault, numbering_fault, set_faults, siblings
 from server.store.sniff import what_it_is
@@ -29,8 +29,9 @@ class Inspection:
     faults: tuple[Fault, ...]
 
 
-def inspect_model(file: Path) -> Inspection:
-    """Look at the set of shards that `file` belongs to. Raises nothing: what cannot be read is a fault."""
+def inspect_model(file: Path, *, shapes: bool = True) -> Inspection:
+    """Look at the set of shards that `file` belongs to. `shapes`: files that are one hole from the header on are no
+    fault, since they were made so (a plan needs no weights). Raises nothing: what cannot be read is a fault."""
     impossible = numbering_fault(file)
     if impossible:
         return Inspection((file,), (None,), (impossible,))
@@ -51,7 +52,7 @@ def inspect_model(file: Path) -> Inspection:
         faults.append(kind)
     faults += size_faults(shards)
     if not faults:
-        faults += _hole_faults(shards, headers)
+        faults += _hole_faults(shards, headers, shapes)
     return Inspection(shards, tuple(headers), tuple(with_repair(fault) for fault in faults))
 
 
@@ -150,7 +151,7 @@ def _kind_fault(file: Path, headers: Sequence[Header | None]) -> Fault | None:
     return Fault(FaultKind.NOT_A_MODEL, file, f"'{file}' {cause}", remedy)
 
 
-def _hole_faults(shards: Sequence[Path], headers: Sequence[Header | None]) -> Iterator[Fault]:
+def _hole_faults(shards: Sequence[Path], headers: Sequence[Header | None], shapes: bool) -> Iterator[Fault]:
     n_vocab = vocabulary_size(headers[0]) if headers[0] else None
     for shard, header in zip(shards, headers, strict=True):
         if header is None:
@@ -160,5 +161,8 @@ def _hole_faults(shards: Sequence[Path], headers: Sequence[Header | None]) -> It
         except OSError as error:
             yield unreadable(shard, error)
             continue
-        if holes:
-            yield from zero_faults(shard, WeightMap(header, n_vocab), holes, FaultKind.HOLE)
+        if not holes:
+            continue
+        weights = WeightMap(header, n_vocab)
+        if not shapes or not is_shape(weights, holes):
+            yield from zero_faults(shard, weights, holes, FaultKind.HOLE)

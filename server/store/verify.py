@@ -83,7 +83,7 @@ class VerifyOptions:
 def verify(path: Path, options: VerifyOptions) -> Report:
     """Look at the model of a file, or at every model in a folder and below it, a bundle for one. Raises ConfigError
     when there is nothing to look at, and ModelFileError for a folder that may not be read."""
-    inspections = [inspect_model(file) for file in _model_files(path)]
+    inspections = [inspect_model(file, shapes=False) for file in _model_files(path)]
     files = [shard for inspection in inspections for shard in inspection.shards]
     knowledge = gather([*files, path / "any"] if path.is_dir() else files, options.recipes)
     files += [file for file in knowledge.files if file not in files and path.is_dir()]

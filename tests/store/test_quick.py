@@ -189,6 +189,16 @@ def test_several_holes_are_one_fault_with_their_sum(tmp_path: Path) -> None:
     assert fault.end == start + 4 * N_VALUES
 
 
+def test_a_file_without_any_weights_is_a_shape_and_no_download(tmp_path: Path) -> None:
+    path, start = write_big(tmp_path / "m.gguf")
+    with open(path, "r+b") as file:
+        file.truncate(start)
+        file.truncate(start + 4 * N_VALUES)
+    assert inspect_model(path).faults == ()
+    (fault,) = inspect_model(path, shapes=False).faults
+    assert fault.kind is FaultKind.HOLE
+
+
 def test_rows_of_the_vocabulary_may_be_empty(tmp_path: Path) -> None:
     tokens = [("tokenizer.ggml.tokens", raw.ARRAY, Array(raw.STRING, ["t"] * N_VALUES))]
     path, start = write_big(tmp_path / "m.gguf", list(tokens))
