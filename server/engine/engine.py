@@ -177,6 +177,7 @@ class Engine:
             [Reader(slot.id, slot.n_to_read) for slot in reading],
             self._backend.facts.n_batch,
             self._clock.prompt_cap(len(generating)),
+            turn=self._step,
         )
         for share in shares:
             slot = self._slots[share.slot]

@@ -94,3 +94,28 @@ def test_the_cap_is_always_usable(steps: list[tuple[int, int, float]]) -> None:
         clock.measured(n_generating, n_prompt, step_ms)
         assert 1 <= clock.prompt_cap(0) <= 2048
         assert 1 <= clock.prompt_cap(3) <= 2048
+
+
+def test_with_less_room_than_readers_they_take_turns() -> None:
+    readers = [Reader(i, 100) for i in range(5)]
+    n_read = dict.fromkeys(range(5), 0)
+    for turn in range(7, 17):
+        for share in plan_step(0, readers, 2, 2, turn):
+            n_read[share.slot] += share.n_tokens
+    assert n_read == dict.fromkeys(range(5), 4)
+
+
+def test_a_quarter_of_the_target_is_for_prompts_where_decoding_takes_it_all() -> None:
+    clock = StepClock(max_stall_ms=400, n_batch=2048, n_ubatch=512)
+    clock.measured(0, 512, 512 * 5)
+    for _ in range(20):
+        n = clock.prompt_cap(4)
+        clock.measured(4, n, 800 + 5 * n)
+    assert clock.prompt_cap(4) == 20
+    # the same where no prompt was ever read alone
+    clock = StepClock(max_stall_ms=400, n_batch=2048, n_ubatch=512)
+    clock.measured(4, 0, 800)
+    for _ in range(20):
+        n = clock.prompt_cap(4)
+        clock.measured(4, n, 800 + 5 * n)
+    assert clock.prompt_cap(4) == 20
