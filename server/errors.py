@@ -5,7 +5,8 @@ GlmserveError
 │   ├── ConfigError       a flag, environment variable or config file value is wrong
 │   ├── ModelFileError    the model file is missing, damaged or of an unknown kind
 │   ├── LoadError         llama.cpp refused the model or the context
-│   └── PortError         the address cannot be bound
+│   ├── PortError         the address cannot be bound
+│   └── FetchError        the model could not be got from the hub
 ├── RequestError          one request is wrong or cannot be served; api/errors.py maps it to HTTP
 │   ├── InvalidRequest    400
 │   ├── ContextTooLong    400, carries n_prompt_tokens and n_ctx
@@ -60,6 +61,11 @@ class LoadError(StartError):
 class PortError(StartError):
     code = "port_error"
     exit_code = 5
+
+
+class FetchError(StartError):
+    code = "fetch_error"
+    exit_code = 6
 
 
 class RequestError(GlmserveError):

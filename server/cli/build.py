@@ -11,6 +11,7 @@ import msgspec
 from server.api.options import ApiKey, CorsOptions, GenerationDefaults, HttpOptions, ModelNames, TlsOptions
 from server.chat.options import ChatOptions, ReasoningFormat, Thinking
 from server.cli.keys import api_keys
+from server.cli.model import find_model
 from server.cli.sampling_flags import SAMPLING_FIELDS
 from server.cli.settings import Settings
 from server.config import Config
@@ -49,9 +50,12 @@ def build_config(settings: Settings) -> Config:
 def _model_files(settings: Settings) -> ModelFiles:
     if settings["demo"]:
         return resolve_model(demo_model() if settings["demo"] == "small" else tiny_glm_model())
-    if settings["gguf"] is None:
-        raise ConfigError("no model is given: add --gguf PATH (a .gguf file or its folder), or --demo to try one out")
-    return resolve_model(settings["gguf"])
+    asked = settings["gguf"] or settings["hf-repo"]
+    if asked is None:
+        raise ConfigError(
+            "no model is given: add --gguf with a path, a recipe's name or OWNER/REPO:QUANT, or --demo to try one out"
+        )
+    return resolve_model(find_model(settings, asked))
 
 
 def _check_model(settings: Settings, header: Header) -> None:

@@ -24,12 +24,56 @@ MODEL = Group(
     (
         flag(
             "-m --gguf --model",
-            Kind(metavar="PATH", sample="/models/glm.gguf"),
+            Kind(metavar="MODEL", sample="/models/glm.gguf"),
             None,
-            "model to serve: a .gguf file, any shard, or a folder",
-            note="A folder must hold one model. Of a set of shards any one will do; all must lie in one folder.",
+            "a .gguf file, any shard, a folder, a hub name or a recipe",
+            note="A folder must hold one model, and may be an offline bundle. Of a set of shards any one will do; all "
+            "must lie in one folder. OWNER/REPO:QUANT or a recipe's name is looked for on this machine, then fetched "
+            "(docs/models.md).",
             llama="MODEL",
             main=True,
+        ),
+        flag(
+            "-hf -hfr --hf-repo",
+            Kind(metavar="REPO[:QUANT]", sample="unsloth/GLM-5.2-GGUF:UD-Q4_K_M"),
+            None,
+            "model at the hub, in place of --gguf",
+            note="llama.cpp takes Q4_K_M where no quant is named; here the choices are shown.",
+            llama="HF_REPO",
+            main=True,
+        ),
+        flag(
+            "-hff --hf-file",
+            Kind(metavar="PATH", sample="m.gguf"),
+            None,
+            "a file of --hf-repo, in place of a quant",
+            llama="HF_FILE",
+        ),
+        flag(
+            "-hft --hf-token",
+            Kind(metavar="TOKEN", sample="hf_…"),
+            None,
+            "token for gated and private models",
+            note="Without it huggingface_hub's own (hf auth login) is taken.",
+            env="HF_TOKEN",
+            secret=True,
+        ),
+        flag(
+            "--offline",
+            _SWITCH,
+            False,
+            "fetch nothing: a model that is not here is an error",
+            note="HF_HUB_OFFLINE=1 says the same.",
+            llama="OFFLINE",
+            main=True,
+        ),
+        flag(
+            "--models-dir",
+            Kind(metavar="DIR", sample="/models"),
+            None,
+            "folder of fetched models (default: ~/.cache/glmserve/models)",
+            note="Each has a folder of its own there, OWNER--REPO/QUANT. llama.cpp's router serves all models of its "
+            "folder; here one model is served.",
         ),
         flag(
             "--demo",

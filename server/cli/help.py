@@ -103,8 +103,8 @@ def _config_line(flag: Flag, value: Any, where: str) -> str:
     return f"{line.ljust(46)} # {where}"
 
 
-def masked(secrets: tuple[str, ...]) -> str:
-    n = len(secrets)
+def masked(secrets: str | tuple[str, ...]) -> str:
+    n = 1 if isinstance(secrets, str) else len(secrets)
     return f"(hidden: {n} {'key' if n == 1 else 'keys'})"
 
 

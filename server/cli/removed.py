@@ -52,7 +52,7 @@ class Spelling:
         return self.text is None
 
 
-_DOWNLOAD = "the server does not download yet: fetch the .gguf files first and pass their path with --gguf"
+_DOWNLOAD = "models come from a hub or from disk: give --gguf a path, OWNER/REPO:QUANT or a recipe's name"
 _SPECULATION = "speculative decoding is not supported yet: leave it out"
 _MULTIMODAL = "images, sound and video are not supported: this server serves text models"
 _EMBEDDINGS = "embeddings and reranking are not supported: this server generates text"
@@ -92,18 +92,13 @@ _IGNORED, _REFUSED = Answer.IGNORED, Answer.REFUSED
 
 FOREIGN: tuple[Foreign, ...] = (
     # getting the model
-    _refused(_DOWNLOAD, "-hf -hfr --hf-repo", env="HF_REPO"),
-    _refused(_DOWNLOAD, "-hff --hf-file", env="HF_FILE"),
-    _ignored("nothing is downloaded, so no token is needed", "-hft --hf-token"),
     _refused(_DOWNLOAD, "-mu --model-url", env="MODEL_URL"),
     _refused(_DOWNLOAD, "-dr --docker-repo", env="DOCKER_REPO"),
-    _refused(_DOWNLOAD, "-cl --cache-list", value=False),
-    _same("nothing is downloaded", "--offline", env="OFFLINE", off_answer=_IGNORED),
+    _refused("python -m server models lists what is on disk", "-cl --cache-list", value=False),
     _refused(_PRESET, "--embd-gemma-default --gpt-oss-20b-default --gpt-oss-120b-default", value=False),
     _refused(_PRESET, "--fim-qwen-1.5b-default --fim-qwen-3b-default --fim-qwen-7b-default", value=False),
     _refused(_PRESET, "--fim-qwen-7b-spec --fim-qwen-14b-spec --fim-qwen-30b-default", value=False),
     _refused(_PRESET, "--vision-gemma-4b-default --vision-gemma-12b-default", value=False),
-    _refused(_ROUTER, "--models-dir", env="MODELS_DIR"),
     _refused(_ROUTER, "--models-preset", env="MODELS_PRESET"),
     _refused(_ROUTER, "--models-max", env="MODELS_MAX"),
     _refused(_ROUTER, "--models-autoload", env="MODELS_AUTOLOAD", value=False, off="--no-models-autoload"),

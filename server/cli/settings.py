@@ -80,11 +80,15 @@ def settle(settings: Settings) -> None:
     """Bring values that depend on each other together. Raises ConfigError for a contradiction."""
     for one, other in (
         ("gguf", "demo"),
+        ("gguf", "hf-repo"),
+        ("hf-repo", "demo"),
         ("chat-template", "chat-template-file"),
         ("grammar", "grammar-file"),
         ("rope-scale", "rope-freq-scale"),
     ):
         _choose(settings, one, other)
+    if settings["hf-file"] and not settings["hf-repo"]:
+        raise ConfigError(f"{settings.setting('hf-file').where} needs --hf-repo OWNER/REPO, which has the file")
     _settle_load_mode(settings)
     _settle_slots(settings)
     _settle_devices(settings)

@@ -109,7 +109,10 @@ def _check_exists(file: Path) -> None:
 
 
 def _model_in(folder: Path) -> Path:
-    """The one model of a folder: a .gguf file, or any shard of a set."""
+    """The one model of a folder: a .gguf file, or any shard of a set. A bundle (BagIt) has it in data/model."""
+    if (folder / "bagit.txt").is_file():
+        inner = folder / "data" / "model"
+        folder = inner if inner.is_dir() else folder / "data"
     models = models_of(folder)
     match models:
         case [file]:

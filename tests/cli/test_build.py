@@ -136,6 +136,11 @@ TABLE: list[tuple[list[str], str, Any]] = [
 # Flags that a test of their own covers, for they read files or say which model.
 ELSEWHERE = {
     "gguf",
+    "hf-repo",
+    "hf-file",
+    "hf-token",
+    "offline",
+    "models-dir",
     "demo",
     "api-key-file",
     "max-jobs-per-key",
@@ -202,7 +207,7 @@ def test_the_demo_needs_no_path() -> None:
 
 
 def test_a_start_without_a_model_says_what_to_add() -> None:
-    with pytest.raises(ConfigError, match="--gguf PATH"):
+    with pytest.raises(ConfigError, match="add --gguf with a path, a recipe"):
         build_config(settings_of())
 
 

@@ -34,10 +34,12 @@ def test_variables_are_llama_servers() -> None:
     for variable, *each in LLAMA_NAMES:
         named = names.find(each[0])
         assert named is not None
-        if variable != "-":
+        if each == ["--models-dir"]:  # a folder that its router serves; here the one that models are fetched to
+            assert named.target.env == "GLMSERVE_MODELS_DIR"
+        elif variable != "-":
             assert named.target.env == variable, each
         elif isinstance(named.target, Flag):
-            assert named.target.env.startswith("GLMSERVE_"), each
+            assert named.target.env.startswith(("GLMSERVE_", "HF_")), each
         else:
             assert named.target.env is None, each
 
@@ -118,7 +120,7 @@ def test_switches_of_the_environment(env: dict[str, str], refused: bool) -> None
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["-hf", "org/model:Q4_K_M"], "pass their path with --gguf"),
+        (["-mu", "http://x/m.gguf"], "give --gguf a path, OWNER/REPO:QUANT or a recipe"),
         (["--draft-max", "16"], "--spec-draft-n-max"),
         (["--draft-min", "1"], "--spec-draft-n-min"),
         (["--spec-ngram-size-n", "1"], "--spec-ngram-*"),

@@ -164,7 +164,7 @@ def test_forms_of_keys(tmp_path: Path, text: str, key: str, value: Any) -> None:
         ("alias = [[1]]", ["a list of texts or numbers"]),
         ("port = 2020-01-01", ["a date", "write it as a text"]),
         ("chat-template-kwargs = {d = 2020-01-01}", ["a table of texts"]),
-        ('hf-repo = "x/y"', ["hf-repo in ", "--gguf"]),
+        ('model-url = "x/y"', ["model-url in ", "--gguf"]),
         ("a = =", ["not valid TOML", "line 1"]),
         ("a = 1\na = 2", ["not valid TOML"]),
     ],

@@ -186,6 +186,11 @@ class FakeHub:
     def clear_faults(self) -> None:
         self._armed.clear()
 
+    def hang_up(self) -> None:
+        """Close every connection that is open."""
+        for site in (self._hub, self._cdn):
+            site.hang_up()
+
     def resume(self) -> None:
         """Let stalled answers go on."""
         self.going_on.set()

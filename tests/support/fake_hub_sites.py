@@ -58,10 +58,13 @@ class Site(ThreadingHTTPServer):
     def stop(self) -> None:
         self.shutdown()
         self._thread.join()
+        self.hang_up()
+        self.server_close()
+
+    def hang_up(self) -> None:
         for sock in list(self._open):
             with suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
-        self.server_close()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         self._open.add(request)
