@@ -11,6 +11,7 @@ from server.cli.flag import Flag
 from server.cli.given import Collector, Rank
 from server.cli.names import Named, Names, close_to, did_you_mean
 from server.errors import ConfigError
+from server.store.shards import shard_name, siblings
 
 
 def read_arguments(arguments: Sequence[str], into: Collector) -> None:
@@ -27,6 +28,8 @@ def read_arguments(arguments: Sequence[str], into: Collector) -> None:
         else:
             name, equals = argument, ""
         if named is None:
+            if _is_shard_of_the_model(argument, into):
+                continue
             raise _unknown(argument, names)
         text = inline if equals else None
         if not equals and named.takes_value:
@@ -37,6 +40,12 @@ def read_arguments(arguments: Sequence[str], into: Collector) -> None:
                 text = following
                 at += 1
         into.take(named, text, Rank.FLAG, name)
+
+
+def _is_shard_of_the_model(argument: str, into: Collector) -> bool:
+    """The other shards of the model that --gguf names: a shell has put the names in place of a pattern."""
+    models = [given.value for given in into.given if given.flag.key == "gguf" and given.rank is Rank.FLAG]
+    return bool(models) and shard_name(Path(argument)) is not None and Path(argument) in siblings(Path(models[-1]))
 
 
 def _text_of_none(named: Named, name: str, following: str | None, into: Collector) -> str | None:

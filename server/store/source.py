@@ -4,8 +4,9 @@ files to load, or says in one sentence what is wrong with them (the checks are i
 from __future__ import annotations
 
 import difflib
+import glob
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,9 +58,12 @@ def resolve_model(path: str | Path) -> ModelFiles:
 
 
 def find_model_file(path: str | Path) -> Path:
-    """The file that `path` means, or the first of the one model in a folder, unchecked. Raises ModelFileError."""
+    """The file that `path` means, or the first of the one model in a folder or of a pattern (*), unchecked. Raises
+    ModelFileError."""
     try:
         asked = Path(path).expanduser()
+        if not asked.exists() and glob.has_magic(str(asked)):
+            return _model_of_pattern(asked)
         file = _model_in(asked) if asked.is_dir() else asked
         _check_exists(file)
     except OSError as error:
@@ -113,12 +117,12 @@ def _model_in(folder: Path) -> Path:
     if (folder / "bagit.txt").is_file():
         inner = folder / "data" / "model"
         folder = inner if inner.is_dir() else folder / "data"
-    models = models_of(folder)
+    models = models_of(folder.iterdir())
     match models:
         case [file]:
             return file
         case []:
-            below = [entry for entry in sorted(folder.iterdir()) if entry.is_dir() and models_of(entry)]
+            below = [entry for entry in sorted(folder.iterdir()) if entry.is_dir() and models_of(entry.iterdir())]
             hint = f"but there is one in {_listed(below)}" if below else "give the path of a .gguf file"
             raise ModelFileError(f"there is no .gguf file in the folder '{folder}'; {hint}")
         case _:
@@ -126,10 +130,22 @@ def _model_in(folder: Path) -> Path:
             raise ModelFileError(f"the folder '{folder}' holds {len(models)} models; give the path of one: {names}")
 
 
-def models_of(folder: Path) -> list[Path]:
-    """One file for every model in a folder."""
+def _model_of_pattern(pattern: Path) -> Path:
+    """The one model that a pattern stands for, which no shell has replaced by names."""
+    models = models_of(Path(name) for name in glob.glob(str(pattern)))
+    match models:
+        case [file]:
+            return file
+        case []:
+            raise ModelFileError(f"no .gguf file matches '{pattern}'; check the path")
+        case _:
+            raise ModelFileError(f"'{pattern}' matches {len(models)} models; give the path of one: {_listed(models)}")
+
+
+def models_of(files: Iterable[Path]) -> list[Path]:
+    """One file for every model among files."""
     found: dict[str, Path] = {}
-    for file in sorted(folder.iterdir()):
+    for file in sorted(files):
         if is_model_file(file):
             shard = shard_name(file)
             found.setdefault(shard.stem if shard else file.name, file)

@@ -110,6 +110,16 @@ def test_mistakes_are_explained(arguments: list[str], words: list[str]) -> None:
         assert word in message
 
 
+def test_a_pattern_that_a_shell_has_replaced_by_shards_is_the_model() -> None:
+    shards = [f"models/big-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
+    settings = settings_of("--gguf", *shards, "--parallel", "2")
+    assert settings["gguf"] == shards[0]
+    assert settings["parallel"] == 2
+    assert "stands alone" in refusal("--gguf", *shards, "models/other.gguf")
+    assert "stands alone" in refusal("--gguf", shards[0], "elsewhere/big-00002-of-00003.gguf")
+    assert "stands alone" in refusal(*shards)
+
+
 def test_an_existing_path_alone_is_taken_for_the_model(tmp_path: object) -> None:
     assert f"--gguf {tmp_path}" in refusal(str(tmp_path))
 

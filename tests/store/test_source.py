@@ -48,6 +48,19 @@ def test_any_shard_stands_for_the_set(tmp_path: Path) -> None:
         assert [header.integer("split.no") for header in files.headers] == list(range(12))
 
 
+def test_a_pattern_stands_for_the_one_model_that_it_matches(tmp_path: Path) -> None:
+    shards = write_shards(tmp_path)
+    assert resolve_model(tmp_path / "*.gguf").shards == tuple(shards)
+    assert resolve_model(f"{tmp_path}/big-0000?-of-*").first == shards[0]
+    assert "no .gguf file matches" in refusal(tmp_path / "*.bin")
+    Gguf().write(tmp_path / "other.gguf")
+    assert f"matches 2 models; give the path of one: '{shards[0]}', '{tmp_path / 'other.gguf'}'" in refusal(
+        tmp_path / "*.gguf"
+    )
+    odd = Gguf().write(tmp_path / "m[1].gguf")
+    assert resolve_model(odd).first == odd
+
+
 def test_a_single_shard_is_a_set(tmp_path: Path) -> None:
     path = Gguf().write(tmp_path / "m-00001-of-00001.gguf")
     assert resolve_model(path).name == "m"
