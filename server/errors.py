@@ -4,6 +4,7 @@ GlmserveError
 ├── StartError            ends the process before it serves; exit_code says how
 │   ├── ConfigError       a flag, environment variable or config file value is wrong
 │   ├── ModelFileError    the model file is missing, damaged or of an unknown kind
+│   ├── BundleError       an offline bundle is damaged, incomplete or not for this machine
 │   ├── LoadError         llama.cpp refused the model or the context
 │   ├── PortError         the address cannot be bound
 │   └── FetchError        the model could not be got from the hub
@@ -50,6 +51,11 @@ class ConfigError(StartError):
 
 class ModelFileError(StartError):
     code = "model_file_error"
+    exit_code = 3
+
+
+class BundleError(StartError):
+    code = "bundle_error"
     exit_code = 3
 
 

@@ -42,6 +42,7 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "ggml_backend_cpu_buffer_type": (_HANDLE, []),
     "ggml_backend_buft_name": (_TEXT, [_HANDLE]),
     "ggml_backend_load": (_HANDLE, [_TEXT]),
+    "ggml_backend_load_all_from_path": (None, [_TEXT]),
     "ggml_backend_register": (None, [_HANDLE]),
     "ggml_backend_reg_by_name": (_HANDLE, [_TEXT]),
     "ggml_backend_reg_get_proc_address": (_HANDLE, [_HANDLE, _TEXT]),
@@ -81,7 +82,8 @@ class Ggml:
     """Typed access to the device registry. Handles are plain addresses, valid as long as the process lives."""
 
     def __init__(self, bindings: ModuleType) -> None:
-        path = library_directory(bindings) / "libggml.so.0"
+        directory = library_directory(bindings)
+        path = directory / "libggml.so.0"
         try:
             self._lib = ctypes.CDLL(str(path))
         except OSError as error:
@@ -91,6 +93,15 @@ class Ggml:
         for name, (result, arguments) in _PROTOTYPES.items():
             function = getattr(self._lib, name)
             function.restype, function.argtypes = result, arguments
+        if not self._lib.ggml_backend_dev_count():
+            # A portable build: devices are libraries beside this one, and of the CPU's the best for this processor is
+            # taken. llama.cpp itself would look for them beside the program, which is Python.
+            self._lib.ggml_backend_load_all_from_path(os.fsencode(directory))
+            if not self._lib.ggml_backend_dev_count():
+                raise LoadError(
+                    f"llama.cpp has no device to compute on: none of the libraries libggml-*.so in {directory} fits "
+                    f"this machine; rebuild llama-cpp-python with `make install`"
+                )
 
     # ── devices ──────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -28,6 +28,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("fetch", "get a model from the hub, or go on with one"),
     Command("models", "list the models that there are recipes for, and which are here"),
     Command("verify", "check the files of a model, down to the last byte"),
+    Command("bundle", "pack a model for a machine without a network; install it there"),
 )
 
 
