@@ -10,7 +10,13 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from server.engine.messages import Job, ModelFacts, Span, TokenLogprob
+
+
+State = NDArray[np.uint8]
 
 
 class Logits(Enum):
@@ -76,7 +82,7 @@ class Backend(Protocol):
         Raises InvalidRequest, with the reason, when the grammar or an option cannot be used."""
         ...
 
-    # the cache, by sequence id (0 .. n_slots - 1)
+    # the cache, by sequence id (0 .. n_sequences - 1)
     def keep(self, sequence: int, n_tokens: int) -> bool:
         """Drop all positions from `n_tokens` on. False: the memory cannot roll back partially, nothing was dropped."""
         ...
@@ -87,6 +93,16 @@ class Backend(Protocol):
 
     def length(self, sequence: int) -> int:
         """Tokens the memory really holds for a sequence (last position + 1)."""
+        ...
+
+    def save(self, sequence: int, start: int, max_bytes: int) -> State | None:
+        """The state of a sequence's positions from `start` on, copied out of the cache. `start` is above 0 only in a
+        unified cache that can be cut. None: it has more than `max_bytes`, or llama.cpp gave nothing."""
+        ...
+
+    def restore(self, sequence: int, state: State, start: int, end: int) -> bool:
+        """Give `sequence`, which holds exactly `start` tokens, those up to `end` from a state of `save`. False: it does
+        not fit or is not taken; the sequence then holds `start` tokens as before, or none where `start` is 0."""
         ...
 
     def warm_up(self) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from server.engine import native_params
-from server.engine.backend import DecodeStatus, Logits, Piece
+from server.engine.backend import DecodeStatus, Logits, Piece, State
 from server.engine.ggml import Ggml, load_bindings
 from server.engine.messages import Job, ModelFacts, Span
 from server.engine.model_facts import read_facts
@@ -28,6 +28,7 @@ from server.gguf import read_header
 
 OnProgress = Callable[[str, float], None]
 
+_BYTES = ctypes.POINTER(ctypes.c_uint8)
 _STATUS = {0: DecodeStatus.OK, 1: DecodeStatus.NO_ROOM, 2: DecodeStatus.ABORTED}  # else FAILED
 
 
@@ -54,10 +55,12 @@ class LlamaBackend:
         self._seq_rm = bindings.llama_memory_seq_rm
         self._pos_max = bindings.llama_memory_seq_pos_max
         self._n_swa = int(bindings.llama_model_n_swa(native.model))
-        # a recurrent state is one snapshot: it cannot be cut
-        self._recurrent = bool(
-            bindings.llama_model_is_recurrent(native.model) or bindings.llama_model_is_hybrid(native.model)
-        )
+        self._recurrent = _is_recurrent(bindings, native.model)
+        n_sequences = int(bindings.llama_n_seq_max(native.context))
+        # a sequence that no job uses: states of parts of sequences are moved through it
+        self._transit = n_sequences - 1 if n_sequences > facts.n_sequences > 0 else None
+        # (source, target) of copies between streams; llama.cpp moves their bytes in the next decode only
+        self._unfinished_copies: set[int] = set()
         self._batch = _Batch(bindings, facts.n_batch)
         self._closed = False
         self._source = SamplerSource(
@@ -98,6 +101,8 @@ class LlamaBackend:
         model = _load_model(bindings, log, options, params, on_progress)
         try:
             on_progress("creating the context", 0.0)
+            can_cut = not _is_recurrent(bindings, model) and not bindings.llama_model_n_swa(model)
+            params.context.n_seq_max = native_params.n_sequences(options, can_cut=can_cut)
             context = bindings.llama_init_from_model(model, params.context)
             if not context:
                 raise LoadError(f"llama.cpp could not create the context: {log.reason()}")
@@ -106,7 +111,8 @@ class LlamaBackend:
             raise
         on_progress("creating the context", 1.0)
         vocabulary = Vocabulary(bindings, bindings.llama_model_get_vocab(model), _architecture(bindings, model))
-        facts = read_facts(bindings, ggml, model, context, vocabulary, options, [*params.warnings, *log.warnings()])
+        warnings = [*params.warnings, *log.warnings()]
+        facts = read_facts(bindings, ggml, model, context, vocabulary, options, warnings, can_cut=can_cut)
         native = _Native(bindings, log, model, context, bindings.llama_get_memory(context))
         return cls(native, facts, vocabulary)
 
@@ -136,7 +142,10 @@ class LlamaBackend:
         n_outputs = batch.fill(pieces)
         if n_outputs > self._facts.n_slots:
             raise ValueError(f"{n_outputs} rows of logits were asked for, but the context has {self._facts.n_slots}")
-        return _STATUS.get(self._decode(self._native.context, batch.native), DecodeStatus.FAILED)
+        status = _STATUS.get(self._decode(self._native.context, batch.native), DecodeStatus.FAILED)
+        if status is DecodeStatus.OK:
+            self._unfinished_copies.clear()
+        return status
 
     def sampler(self, job: Job) -> LlamaSampler:
         self._vocabulary.require(job.tokens)
@@ -176,10 +185,63 @@ class LlamaBackend:
             copy(memory, source, target, 0, n_tokens)
             return True
         copy(memory, source, target, -1, -1)  # between streams only the whole is copied
+        if not self._facts.kv_unified:
+            self._unfinished_copies |= {source, target}
         return self.keep(target, n_tokens)
 
     def length(self, sequence: int) -> int:
         return int(self._pos_max(self._native.memory, sequence)) + 1
+
+    # ── states ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def save(self, sequence: int, start: int, max_bytes: int) -> State | None:
+        if sequence in self._unfinished_copies:
+            return None
+        if start == 0:
+            return self._read_state(sequence, max_bytes)
+        if self._transit is None:
+            return None
+        memory = self._native.memory
+        self._native.bindings.llama_memory_seq_cp(memory, sequence, self._transit, start, -1)
+        try:
+            return self._read_state(self._transit, max_bytes)
+        finally:
+            self._seq_rm(memory, self._transit, -1, -1)
+
+    def restore(self, sequence: int, state: State, start: int, end: int) -> bool:
+        if self._unfinished_copies:
+            return False
+        if self._transit is None:
+            return start == 0 and self._write_state(sequence, state) and self._ends_at(sequence, end)
+        memory, transit = self._native.memory, self._transit
+        try:
+            if not self._write_state(transit, state) or self.length(transit) < end:
+                return False
+            self._native.bindings.llama_memory_seq_cp(memory, transit, sequence, start, end)
+        finally:
+            self._seq_rm(memory, transit, -1, -1)
+        return self.length(sequence) == end
+
+    def _ends_at(self, sequence: int, end: int) -> bool:
+        if self.length(sequence) >= end and self.keep(sequence, end):
+            return True
+        self.keep(sequence, 0)
+        return False
+
+    def _read_state(self, sequence: int, max_bytes: int) -> State | None:
+        bindings, context = self._native.bindings, self._native.context
+        n_bytes = int(bindings.llama_state_seq_get_size(context, sequence))
+        if not 0 < n_bytes <= max_bytes:
+            return None
+        state = np.empty(n_bytes, dtype=np.uint8)
+        written = bindings.llama_state_seq_get_data(context, state.ctypes.data_as(_BYTES), n_bytes, sequence)
+        return state if written == n_bytes else None
+
+    def _write_state(self, sequence: int, state: State) -> bool:
+        """The sequence's own cells are dropped first, whether the state is taken or not."""
+        bindings, context = self._native.bindings, self._native.context
+        read = bindings.llama_state_seq_set_data(context, state.ctypes.data_as(_BYTES), state.nbytes, sequence)
+        return bool(read == state.nbytes)
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -291,6 +353,11 @@ def _load_model(
     if not model:
         raise LoadError(f"llama.cpp could not load '{options.path}': {log.decisive_line()}")
     return model
+
+
+def _is_recurrent(bindings: ModuleType, model: int) -> bool:
+    """A recurrent state is one snapshot: it cannot be cut."""
+    return bool(bindings.llama_model_is_recurrent(model) or bindings.llama_model_is_hybrid(model))
 
 
 def _architecture(bindings: ModuleType, model: int) -> str:

@@ -293,6 +293,8 @@ class ModelFacts(msgspec.Struct, frozen=True):
     control_texts: list[str]  # the texts of all control tokens of the vocabulary
     build_info: str  # "b<number>-<commit>"; also system_fingerprint
     warnings: list[str] = []
+    n_sequences: int = 0  # that the cache can hold, running or retained; 0: one a slot
+    can_cut: bool = True  # a sequence can lose its last tokens; False: recurrent, hybrid or sliding-window memory
 
 
 class Ready(Message, frozen=True):
@@ -339,7 +341,13 @@ class Counters(msgspec.Struct, frozen=True, omit_defaults=True):
     jobs_cancelled: int = 0
     cache_full: int = 0  # decode calls that found no room
     preempted: int = 0
-    evicted: int = 0  # idle sequences dropped for room
+    evicted: int = 0  # finished sequences that lost their cells
+    cached_tokens_host: int = 0  # of prompt_cached_tokens, those that came from host memory
+    follower_waits: int = 0  # jobs that waited for another to read the prompt they share
+    rereads_uncuttable: int = 0  # prompts read again because a state could not be cut where they part
+    cache_mismatches: int = 0  # sequences dropped because the memory disagreed with the tokens noted
+    states_saved: int = 0  # to host memory
+    states_refused: int = 0  # damaged, or llama.cpp would not take them back
     n_tokens_max: int = 0  # largest number of tokens one sequence held
 
 
@@ -350,9 +358,15 @@ class Snapshot(Message, frozen=True):
     n_waiting: int
     counters: Counters
     cells_total: int
-    cells_used: int
+    cells_used: int  # shared ones count once
     step_ms: float  # length of the last step
     prefill_tokens_per_s: float  # measured; 0 before the first prompt
+    cells_retained: int = 0  # held by finished sequences only
+    cells_shared: int = 0  # held by more than one sequence
+    n_retained: int = 0  # finished sequences that still hold cells
+    host_cache_bytes: int = 0
+    host_cache_limit_bytes: int = 0
+    host_cache_entries: int = 0
 
 
 class Heartbeat(Message, frozen=True):

@@ -23,6 +23,8 @@ def read_facts(
     vocabulary: Vocabulary,
     options: ModelOptions,
     warnings: list[str],
+    *,
+    can_cut: bool,
 ) -> ModelFacts:
     """`warnings` are the native lines and notes so far; only those about something lost stay."""
     devices = _devices(bindings, ggml, model)
@@ -40,7 +42,10 @@ def read_facts(
         n_ctx=int(bindings.llama_n_ctx(context)),
         n_ctx_seq=n_ctx_seq,
         n_ctx_train=n_ctx_train,
-        n_slots=int(bindings.llama_n_seq_max(context)),
+        n_slots=options.n_slots,
+        # the last sequence of a unified cache is for moving states in and out
+        n_sequences=max(options.n_slots, int(bindings.llama_n_seq_max(context)) - 1) if options.kv_unified else 0,
+        can_cut=can_cut,
         n_batch=int(bindings.llama_n_batch(context)),
         n_ubatch=int(bindings.llama_n_ubatch(context)),
         n_vocab=vocabulary.n_tokens,

@@ -35,6 +35,8 @@ CACHE_TYPES = {  # enum ggml_type; the ones a cache may have
 _UNQUANTIZED = frozenset({"f32", "f16", "bf16"})
 _EXPERT_TENSORS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 _DEFAULT_UBATCH = 512
+MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
+MIN_SHARED_SEQUENCES = 32
 # llama.cpp's llm_arch_supports_sm_tensor (src/llama-arch.cpp) says no for these
 _NO_TENSOR_SPLIT = frozenset(
     {
@@ -91,6 +93,14 @@ def build(bindings: ModuleType, ggml: Ggml, options: ModelOptions, header: Heade
     keep_alive: list[object] = []
     model = _model_params(bindings, ggml, options, devices, keep_alive)
     return NativeParams(model, _context_params(bindings, options), devices, warnings, keep_alive)
+
+
+def n_sequences(options: ModelOptions, *, can_cut: bool) -> int:
+    """How many sequences the cache holds: more than slots where cells are shared, so that finished ones can stay, and
+    one to move states through. Separate streams and states that cannot be cut cost memory each: one a slot."""
+    if not options.kv_unified or not can_cut:
+        return options.n_slots
+    return min(MAX_SEQUENCES, max(MIN_SHARED_SEQUENCES, 4 * options.n_slots) + 1)
 
 
 # ── checks ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -56,6 +56,8 @@ class SchedulerOptions(msgspec.Struct, frozen=True):
     cont_batching: bool = True  # False: prompts are read only while nobody generates
     max_waiting: int = 256  # jobs in the queue; one more is refused with 429
     slot_prompt_similarity: float = 0.1  # least share of a prompt that makes a slot preferred
+    cache_ram_bytes: int = 8 << 30  # host memory for states of finished sequences; 0: none
+    cache_idle_slots: bool = True  # finished sequences leave the cells to those that run
 
 
 class EngineOptions(msgspec.Struct, frozen=True):
