@@ -1,33 +1,39 @@
-"""From the queue into slots: which waiting run goes where, and with how much of its prompt already read."""
+"""From the queue into slots: which waiting run goes where, and whom it waits for to read what both need."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from server.engine.backend import Backend
+from server.engine.cache import Cache, Opened
 from server.engine.messages import SlotState
-from server.engine.prefix import common_length, longest_match
+from server.engine.prefix import common_length
 from server.engine.run import Run
 from server.engine.slots import Following, Slot
 
 # Waiting for another slot to read a shared prefix must save at least this many tokens.
 MIN_SHARED = 32
-# A slot is taken over for its prefix only where at least this part of what it holds is that prefix.
-KEEP_SHARE = 0.5
+# The template's beginning of an answer has at most so many tokens.
+_ANSWER_BEGINS_WITHIN = 16
 
 
 class Admission:
-    """Places runs. Keeps nothing of its own: slots and backend are the state."""
+    """Places runs. Keeps nothing of its own but counts: slots and cache are the state."""
 
-    def __init__(self, slots: Sequence[Slot], backend: Backend, *, unified: bool, min_similarity: float) -> None:
+    def __init__(self, slots: Sequence[Slot], cache: Cache, backend: Backend, min_similarity: float) -> None:
         self._slots = slots
-        self._backend = backend
-        self._unified = unified
+        self._cache = cache
+        self._can_cut = backend.facts.can_cut
+        self._shares_cells = backend.facts.kv_unified and self._can_cut
+        self._is_control = backend.is_control
         self._min_similarity = min_similarity
+        self.n_follower_waits = 0
+        self.n_uncuttable = 0
+        self.n_tokens_host = 0
 
     def choose(self, run: Run) -> Slot | None:
-        """An idle slot for the run: the one it names, else the one that holds most of its prompt, else an empty one,
-        else the one unused for longest. None: it has to wait."""
+        """An idle slot for the run: the one it names, else the one that left most of its prompt behind, else the one
+        unused for longest. None: it has to wait."""
         if run.job.slot is not None:
             named = self._slots[run.job.slot % len(self._slots)]
             return named if named.state is SlotState.IDLE else None
@@ -35,21 +41,22 @@ class Admission:
         if not idle:
             return None
         if run.job.cache_prompt:
-            match = longest_match(run.tokens, ((slot.id, slot.tokens) for slot in idle))
-            if match is not None and match.n_tokens > self._min_similarity * len(run.tokens):
-                holder = self._slots[match.sequence]
-                # With shared cells the prefix can be had without taking the slot from the chat that it belongs to.
-                if not self._unified or match.n_tokens >= KEEP_SHARE * len(holder.tokens):
-                    return holder
+            held = self._cache.holder(run.tokens)
+            if held is not None and held[1] > self._min_similarity * len(run.tokens):
+                slot = next((slot for slot in idle if slot.sequence is held[0]), None)
+                if slot is not None:
+                    return slot
         return min(idle, key=lambda slot: (bool(slot.tokens), slot.last_used, slot.id))
 
     def place(self, run: Run, slot: Slot) -> None:
         """Give the slot to the run. It reads at once, or waits for a slot that is reading the same tokens."""
         slot.run = run
-        following = self._leader_of(run, slot)
+        slot.sequence = None
+        following = self._leader_of(run)
         if following is None:
             self.begin_reading(slot)
         else:
+            self.n_follower_waits += 1
             slot.following = following
             slot.state = SlotState.WAITING
 
@@ -68,56 +75,46 @@ class Admission:
             self.place(run, slot)
 
     def begin_reading(self, slot: Slot) -> None:
-        """Bring the slot's sequence to the longest prefix of the run that the cache can give, and start the prefill."""
+        """Give the slot a sequence with the longest prefix of the run that can be had, and start the prefill."""
         run = slot.run
         assert run is not None
-        n_reused = self._reuse(run, slot) if run.job.cache_prompt else 0
-        # Trust nothing: what the memory says it holds must agree with what the tokens say.
-        if n_reused == 0 or self._backend.length(slot.id) != n_reused:
-            self.clear(slot)
+        siblings = (other.sequence for other in self._slots if other is not slot and _is_sibling(run, other))
+        opened = self._cache.open(run.tokens, reuse=run.job.cache_prompt, sibling=next(siblings, None))
+        slot.sequence = opened.sequence
         if run.prompt_done_at is None:
             run.n_cached = len(slot.tokens)
             run.n_prompt_decoded = 0
+            self._count(opened)
+        run.checkpoint = self._checkpoint(run) if len(slot.tokens) < len(run.tokens) - 1 else 0
         slot.state = SlotState.PREFILL
 
-    def clear(self, slot: Slot) -> None:
-        self._backend.keep(slot.id, 0)
-        slot.tokens = []
+    def _checkpoint(self, run: Run) -> int:
+        """Where the next turn of the chat will part from this prompt: at the last control token, which begins the
+        answer. Only for states that cannot be cut there later."""
+        if self._can_cut or not run.job.cache_prompt or run.prompt_done_at is not None:
+            return 0
+        tokens = run.job.tokens
+        last = range(len(tokens) - 1, max(len(tokens) - _ANSWER_BEGINS_WITHIN, 0), -1)
+        return next((i for i in last if self._is_control(tokens[i])), len(tokens) - 1)
 
-    def _reuse(self, run: Run, slot: Slot) -> int:
-        """Tokens of the run the slot's sequence holds afterwards; at least one is left to be decoded for its logits."""
-        limit = len(run.tokens) - 1
-        own = min(common_length(run.tokens, slot.tokens), limit)
-        others = (
-            (other.id, other.tokens)
-            for other in self._slots
-            if other is not slot and (self._unified or self._is_sibling(run, other))
-        )
-        match = longest_match(run.tokens, others)
-        if match is not None and min(match.n_tokens, limit) > own:
-            n = min(match.n_tokens, limit)
-            source = self._slots[match.sequence]
-            if self._backend.length(source.id) == len(source.tokens) and self._backend.copy(source.id, slot.id, n):
-                slot.tokens = run.tokens[:n]
-                return n
-        if own and self._backend.length(slot.id) == len(slot.tokens) and self._backend.keep(slot.id, own):
-            slot.tokens = run.tokens[:own]
-            return own
-        return 0
+    def _count(self, opened: Opened) -> None:
+        self.n_tokens_host += opened.n_host
+        self.n_uncuttable += opened.uncuttable
 
-    def _leader_of(self, run: Run, slot: Slot) -> Following | None:
-        """A slot that is reading tokens which this run needs too and no slot holds yet."""
+    def _leader_of(self, run: Run) -> Following | None:
+        """A slot that is reading tokens which this run needs too and that are nowhere to be had yet."""
         if not run.job.cache_prompt:
             return None
+        reading = [s for s in self._slots if s.run is not None and s.run is not run and s.state is SlotState.PREFILL]
+        if not reading:
+            return None
         limit = len(run.tokens) - 1
-        have = longest_match(run.tokens, ((s.id, s.tokens) for s in self._slots if self._unified or s is slot))
-        n_have = min(have.n_tokens, limit) if have else 0
+        n_have = min(self._cache.reach(run.tokens), limit)
         best: Following | None = None
-        for other in self._slots:
-            if other.run is None or other.state is not SlotState.PREFILL:
-                continue
-            sibling = self._is_sibling(run, other)
-            if not (self._unified or sibling):
+        for other in reading:
+            assert other.run is not None
+            sibling = _is_sibling(run, other)
+            if not (self._shares_cells or sibling):
                 continue
             n_shared = min(common_length(run.tokens, other.run.tokens), limit)
             if n_shared - n_have < (1 if sibling else MIN_SHARED):
@@ -126,9 +123,7 @@ class Admission:
                 best = Following(other.run, n_shared)
         return best
 
-    @staticmethod
-    def _is_sibling(run: Run, other: Slot) -> bool:
-        wanted = run.job.same_prompt_as
-        return (
-            wanted is not None and other.run is not None and wanted in (other.run.job.id, other.run.job.same_prompt_as)
-        )
+
+def _is_sibling(run: Run, other: Slot) -> bool:
+    wanted = run.job.same_prompt_as
+    return wanted is not None and other.run is not None and wanted in (other.run.job.id, other.run.job.same_prompt_as)

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from server.engine.messages import Job, ModelFacts, Span, TokenLogprob
 
-
 State = NDArray[np.uint8]
 
 
@@ -71,6 +70,7 @@ class Backend(Protocol):
     def detokenize(self, tokens: list[int], *, show_special: bool) -> str: ...
     def piece(self, token: int, *, show_special: bool) -> bytes: ...
     def is_end(self, token: int) -> bool: ...
+    def is_control(self, token: int) -> bool: ...
 
     # one step
     def decode(self, pieces: list[Piece]) -> DecodeStatus:

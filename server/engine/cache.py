@@ -1,8 +1,8 @@
 """The cache as one resource: every sequence that holds cells, running or finished, and the states in host memory.
 
 A job asks for a sequence that holds as much of its prompt as can be had (`open`); a finished job leaves its sequence
-behind (`retain`) until cells or sequence ids run short. What loses its cells goes to host memory while the budget allows
-and comes back when that is quicker than reading the prompt again.
+behind (`retain`) until cells or sequence ids run short. What loses its cells goes to host memory while the budget
+allows and comes back when that is quicker than reading the prompt again.
 
 Cells are shared where the cache is unified and its states can be cut: a prefix costs nothing to have twice. Otherwise
 (separate streams, recurrent states, sliding windows) a sequence is taken over, copied or restored as a whole.
@@ -124,11 +124,12 @@ class Cache:
                 sequence = sequence or self._new_sequence()
                 n_host = self._append_from_host(sequence, prompt)
             else:
-                restored = self._whole_from_host(prompt, held)
-                if restored is not None:
+                part = self._whole_part(prompt, held)
+                if part is not None:
                     if sequence is not None:
                         self.retain(sequence)
-                    sequence, n_host = restored, len(restored.tokens)
+                    sequence = self._new_sequence()
+                    n_host = part.end if self._restore(sequence, part) else 0
         sequence = sequence or self._new_sequence()
         return Opened(sequence, n_host, uncuttable=not self._can_cut and tried > len(sequence.tokens))
 
@@ -177,13 +178,18 @@ class Cache:
         if len(self._sequences) > self._n_live() and self.n_retained_cells() > n_cells:
             self.drop_one()
 
+    def sequences(self) -> list[CachedSequence]:
+        return list(self._sequences.values())
+
     @property
     def n_used(self) -> int:
         return self._cells.n_used
 
+    def n_live_cells(self) -> int:
+        return self._cells.n_union(s.id for s in self._sequences.values() if s.live)
+
     def n_retained_cells(self) -> int:
-        live = [s.id for s in self._sequences.values() if s.live]
-        return self._cells.n_used - self._cells.n_union(live)
+        return self._cells.n_used - self.n_live_cells()
 
     def n_shared_cells(self) -> int:
         return self._cells.n_shared()
@@ -216,26 +222,27 @@ class Cache:
         return sorted(sequences, key=lambda s: (s.live, len(s.tokens) - n_tokens))
 
     def _derive(self, holder: CachedSequence, n_tokens: int, sibling: CachedSequence | None) -> CachedSequence | None:
-        if not self._is_true(holder):
+        if holder.is_gone or not self._is_true(holder):  # gone: dropped to make room for an earlier try
             return None
         n_tail = len(holder.tokens) - n_tokens
-        if not holder.live and (n_tail <= SHORT_TAIL or not self._may_copy(holder, n_tokens, sibling)):
-            if n_tail > SHORT_TAIL:
-                if n_tokens < n_tail and self._has_other_place(holder):
-                    return None  # a chat is not given up for a few tokens in common
-                if self._can_cut:
-                    self._save(holder)
-            return self._take_over(holder, n_tokens)
-        if self._may_copy(holder, n_tokens, sibling):
-            return self._copy(holder, n_tokens)
-        return None
+        may_copy = self._may_copy(holder, n_tokens, sibling) and self._has_other_place(holder)
+        if holder.live or (may_copy and n_tail > SHORT_TAIL):
+            return self._copy(holder, n_tokens) if may_copy else None
+        if n_tail > SHORT_TAIL:
+            if n_tokens < n_tail and self._has_other_place(holder):
+                return None  # a chat is not given up for a few tokens in common
+            if self._can_cut:
+                self._save(holder)
+        return self._take_over(holder, n_tokens)
 
     def _has_other_place(self, holder: CachedSequence) -> bool:
         return bool(self._free) or any(s is not holder for s in self._retained())
 
     def _may_copy(self, holder: CachedSequence, n_tokens: int, sibling: CachedSequence | None) -> bool:
+        if not self._can_cut and n_tokens < len(holder.tokens):
+            return False
         if self._unified:
-            return self._can_cut or n_tokens == len(holder.tokens)
+            return True
         return holder is sibling or n_tokens >= MIN_STREAM_SHARE * self._n_ctx_seq
 
     def _take_over(self, holder: CachedSequence, n_tokens: int) -> CachedSequence | None:
@@ -277,28 +284,25 @@ class Cache:
         self.host.touch([part for part in parts if part.end <= len(sequence.tokens)])
         return len(sequence.tokens) - n_before
 
-    def _whole_from_host(self, prompt: list[int], n_held: int) -> CachedSequence | None:
-        """A sequence with a state from position 0 on that reaches further than `n_held`."""
+    def _whole_part(self, prompt: list[int], n_held: int) -> Part | None:
+        """A state from position 0 on that reaches further than `n_held`, far enough to pay."""
         if self._can_cut:
-            parts = [part for part in self.host.way(prompt, 0)[:1] if part.end > n_held]
+            part = next(iter(self.host.way(prompt, 0)), None)
         else:
             entry = self.host.whole(prompt)
-            parts = [Part(entry, 0, entry.end)] if entry is not None and entry.end > n_held else []
-        if not parts or not self._pays(parts, parts[0].end - n_held):
+            part = Part(entry, 0, entry.end) if entry is not None else None
+        if part is None or part.end <= n_held or not self._pays([part], part.end - n_held):
             return None
-        sequence = self._new_sequence()
-        if not self._restore(sequence, parts[0]):
-            self._let_go(sequence)
-            return None
-        self.host.touch(parts)
-        return sequence
+        self.host.touch([part])
+        return part
 
     def _restore(self, sequence: CachedSequence, part: Part) -> bool:
         entry = part.entry
         n_cells = entry.end - entry.start
         if self._unified:
-            while self._cells.n_used + n_cells > self._n_ctx and self.drop_one():
-                pass
+            while self._cells.n_used + n_cells > self._n_ctx:
+                if not self.drop_one():
+                    return False
         if not entry.intact():
             self.counts.refused += 1
             self.host.drop(entry)

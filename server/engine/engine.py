@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from server.engine.admission import Admission
 from server.engine.backend import Backend, DecodeStatus, Logits, Piece
+from server.engine.cache import IDLE_CELLS_CPU, IDLE_SHARE_GPU, Cache, CachedSequence
+from server.engine.host_tier import HostTier
 from server.engine.messages import (
     Counters,
     FailureKind,
@@ -46,10 +48,10 @@ class Engine:
         self._options = options
         self._now = clock
         self._slots = [Slot(i, facts.n_ctx_seq) for i in range(facts.n_slots)]
-        self._admission = Admission(
-            self._slots, backend, unified=facts.kv_unified, min_similarity=options.slot_prompt_similarity
-        )
         self._clock = StepClock(options.max_stall_ms, facts.n_batch, facts.n_ubatch)
+        self.cache = Cache(backend, HostTier(options.cache_ram_bytes), lambda: self._clock.prefill_tokens_per_s, clock)
+        self._admission = Admission(self._slots, self.cache, backend, options.slot_prompt_similarity)
+        self._idle_cells = self._cells_for_idle(options)
         self._waiting = WaitingQueue()
         self._outbox: list[JobEvent] = []
         self._counts = {field: 0.0 if "_ms" in field else 0 for field in Counters.__struct_fields__}
@@ -84,7 +86,7 @@ class Engine:
         for slot in self._slots:
             if slot.run is not None and slot.run.job.id == job_id:
                 run = slot.run
-                slot.release(self._step)
+                self._leave(slot)
                 self._cancelled(run)
                 return
 
@@ -103,6 +105,8 @@ class Engine:
             if slot.state is SlotState.WAITING:
                 self._admission.resume(slot)
         self._admit()
+        if self._idle_cells is not None and any(slot.run is not None for slot in self._slots):
+            self.cache.trim(self._idle_cells)
         self._announced = False
         pieces = self._plan()
         # A prompt's first batch may take seconds: that the job has started is told before it.
@@ -112,17 +116,40 @@ class Engine:
         return events
 
     def snapshot(self) -> Snapshot:
-        used = sum(len(slot.tokens) for slot in self._slots)
-        facts = self._backend.facts
+        facts, cache, admission = self._backend.facts, self.cache, self._admission
+        self._counts |= {
+            "evicted": cache.counts.evicted,
+            "cache_mismatches": cache.counts.mismatches,
+            "states_saved": cache.counts.saved,
+            "states_refused": cache.counts.refused,
+            "follower_waits": admission.n_follower_waits,
+            "cached_tokens_host": admission.n_tokens_host,
+            "rereads_uncuttable": admission.n_uncuttable,
+        }
         return Snapshot(
             slots=[slot.view() for slot in self._slots],
             n_waiting=len(self._waiting),
             counters=Counters(**self._counts),  # type: ignore[arg-type]
             cells_total=facts.n_ctx,
-            cells_used=min(used, facts.n_ctx),
+            cells_used=cache.n_used,
             step_ms=self._step_ms,
             prefill_tokens_per_s=self._clock.prefill_tokens_per_s,
+            cells_retained=cache.n_retained_cells(),
+            cells_shared=cache.n_shared_cells(),
+            n_retained=cache.n_retained,
+            host_cache_bytes=cache.host.n_bytes,
+            host_cache_limit_bytes=cache.host.limit_bytes,
+            host_cache_entries=len(cache.host),
         )
+
+    def _cells_for_idle(self, options: SchedulerOptions) -> int | None:
+        """How many cells finished sequences may keep beside running ones; None: as many as nobody else wants. Without
+        host memory to go to they stay, and separate streams are in nobody's way."""
+        facts = self._backend.facts
+        if not (options.cache_idle_slots and options.cache_ram_bytes and facts.kv_unified and facts.can_cut):
+            return None
+        on_gpu = any(device.kind != "cpu" for device in facts.devices)
+        return int(facts.n_ctx * IDLE_SHARE_GPU) if on_gpu else IDLE_CELLS_CPU
 
     # ── admit ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -155,9 +182,10 @@ class Engine:
 
     def _has_room_again(self, run: Run) -> bool:
         """A run that was swapped out comes back when it fits beside those that pushed it out."""
-        others = [len(slot.tokens) + 1 for slot in self._slots if slot.run is not None]
+        n_running = sum(1 for slot in self._slots if slot.run is not None)
         facts = self._backend.facts
-        return not others or sum(others) + len(run.tokens) + facts.n_ubatch <= facts.n_ctx
+        needed = len(run.tokens) + facts.n_ubatch + n_running
+        return not n_running or self.cache.n_live_cells() + needed <= facts.n_ctx
 
     # ── plan ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -166,7 +194,7 @@ class Engine:
             if slot.state is SlotState.GENERATING and len(slot.tokens) >= slot.n_ctx:
                 self._end(slot, FinishReason.LENGTH, truncated=True)
         generating = [slot for slot in self._slots if slot.state is SlotState.GENERATING]
-        pieces = [Piece(slot.id, len(slot.tokens), [_next_token(slot)], Logits.LAST) for slot in generating]
+        pieces = [Piece(_sequence(slot).id, len(slot.tokens), [_next_token(slot)], Logits.LAST) for slot in generating]
         if generating and not self._options.cont_batching:
             return pieces
         reading = sorted(
@@ -181,11 +209,12 @@ class Engine:
         )
         for share in shares:
             slot = self._slots[share.slot]
-            start = len(slot.tokens)
+            run, start = _run(slot), len(slot.tokens)
             end = start + share.n_tokens
-            tokens = _run(slot).tokens
-            logits = Logits.LAST if end == len(tokens) else Logits.NONE
-            pieces.append(Piece(slot.id, start, tokens[start:end], logits))
+            if start < run.checkpoint < end:
+                end = run.checkpoint
+            logits = Logits.LAST if end == len(run.tokens) else Logits.NONE
+            pieces.append(Piece(_sequence(slot).id, start, run.tokens[start:end], logits))
             self._announce(slot)
         return pieces
 
@@ -204,15 +233,15 @@ class Engine:
     # ── decode ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _run_batch(self, planned: list[Piece]) -> None:
+        slots = {slot.sequence.id: slot for slot in self._slots if slot.run is not None and slot.sequence is not None}
         begun = self._now()
-        pieces = self._decode(planned)
+        pieces = self._decode(planned, slots)
         now = self._now()
         self._step_ms = (now - begun) * 1e3
         if not pieces:
             return
-        generating = {slot.id for slot in self._slots if slot.state is SlotState.GENERATING}
-        n_generating = sum(1 for piece in pieces if piece.sequence in generating)
-        n_prompt = sum(len(piece.tokens) for piece in pieces if piece.sequence not in generating)
+        n_generating = sum(1 for piece in pieces if slots[piece.sequence].state is SlotState.GENERATING)
+        n_prompt = sum(len(p.tokens) for p in pieces if slots[p.sequence].state is not SlotState.GENERATING)
         self._clock.measured(n_generating, n_prompt, self._step_ms)
         self._counts["n_decode"] += 1
         self._counts["n_busy_slots"] += len(pieces)
@@ -220,9 +249,9 @@ class Engine:
         row = 0
         for piece in pieces:
             row += len(piece.tokens)
-            self._advance(self._slots[piece.sequence], piece, row - 1)
+            self._advance(slots[piece.sequence], piece, row - 1)
 
-    def _decode(self, pieces: list[Piece]) -> list[Piece]:
+    def _decode(self, pieces: list[Piece], slots: Mapping[int, Slot]) -> list[Piece]:
         """Decode, making room as often as it takes. Returns the pieces that are in the cache now, perhaps none."""
         while pieces:
             status = self._backend.decode(pieces)
@@ -231,61 +260,58 @@ class Engine:
                 return pieces
             if status is DecodeStatus.NO_ROOM:
                 self._counts["cache_full"] += 1
-                pieces = self._make_room(pieces)
+                pieces = self._make_room(pieces, slots)
                 continue
-            self._decode_failed(pieces, status)
+            self._decode_failed([slots[piece.sequence] for piece in pieces], status)
             return []
         return []
 
-    def _make_room(self, pieces: list[Piece]) -> list[Piece]:
-        """What to try next: the same batch after dropping an idle sequence, else a smaller one, else one run less."""
-        idle = [slot for slot in self._slots if slot.run is None and slot.tokens]
-        if idle:
-            self._admission.clear(min(idle, key=lambda slot: slot.last_used))
-            self._counts["evicted"] += 1
+    def _make_room(self, pieces: list[Piece], slots: Mapping[int, Slot]) -> list[Piece]:
+        """What to try next: the same batch after dropping a finished sequence, else a smaller one, else a run less."""
+        if self.cache.drop_one():
             return pieces
-        prompts = [piece for piece in pieces if self._slots[piece.sequence].state is SlotState.PREFILL]
+        prompts = [piece for piece in pieces if slots[piece.sequence].state is SlotState.PREFILL]
         if prompts:
-            rest = [piece for piece in pieces if self._slots[piece.sequence].state is not SlotState.PREFILL]
+            rest = [piece for piece in pieces if slots[piece.sequence].state is not SlotState.PREFILL]
             if rest:
                 return rest  # those who generate go on; what they free at their end serves the prompts
             if sum(len(piece.tokens) for piece in prompts) > 1:
                 return _halve(prompts)
-        newest = max((slot for slot in self._slots if slot.run is not None), key=lambda slot: _run(slot).submitted_at)
-        if sum(1 for slot in self._slots if slot.run is not None) == 1:
-            # Alone and still no room: this is the end of the context, whatever its nominal size.
-            if newest.state is SlotState.GENERATING:
-                self._end(newest, FinishReason.LENGTH, truncated=True)
-            else:
-                run = _run(newest)
-                self._admission.clear(newest)
-                newest.release(self._step)
-                self._fail(
-                    run, FailureKind.CONTEXT_FULL, "the cache has no room for the prompt; use a larger --ctx-size"
-                )
-            return []
-        self._preempt(newest)
-        return [piece for piece in pieces if piece.sequence != newest.id]
+        holding = [slot for slot in slots.values() if slot.run is not None]  # not those preempted just now
+        newest = max(holding, key=lambda slot: _run(slot).submitted_at)
+        if len(holding) > 1:
+            sequence = _sequence(newest).id
+            self._preempt(newest)
+            return [piece for piece in pieces if piece.sequence != sequence]
+        # Alone and still no room: this is the end of the context, whatever its nominal size.
+        if newest.state is SlotState.GENERATING:
+            self._end(newest, FinishReason.LENGTH, truncated=True)
+        else:
+            run = _run(newest)
+            self._leave(newest, keep=False)
+            self._fail(run, FailureKind.CONTEXT_FULL, "the cache has no room for the prompt; use a larger --ctx-size")
+        return []
 
     def _preempt(self, slot: Slot) -> None:
-        """Back to the head of the queue with all that was generated; it is read again when there is room."""
+        """Back to the head of the queue with all that was generated. Its state goes to host memory; without one there
+        it is read again when there is room."""
         run = _run(slot)
         if run.next_token is not None:
             run.tokens = [*slot.tokens, run.next_token]
             run.next_token = None
         run.preempted = True
-        self._admission.clear(slot)
+        run.swapped = self.cache.swap_out(_sequence(slot))
+        self._counts["preempted"] += 1
+        self._counts["swapped"] += run.swapped is not None
+        slot.sequence = None
         slot.release(self._step)
         self._waiting.put_back(run)
-        self._counts["preempted"] += 1
 
-    def _decode_failed(self, pieces: list[Piece], status: DecodeStatus) -> None:
+    def _decode_failed(self, slots: list[Slot], status: DecodeStatus) -> None:
         self._failed_steps += 1
-        for piece in pieces:
-            slot = self._slots[piece.sequence]
+        for slot in slots:
             run = _run(slot)
-            self._admission.clear(slot)
-            slot.release(self._step)
+            self._leave(slot, keep=False)
             self._fail(run, FailureKind.ENGINE, f"llama.cpp could not compute the batch ({status.name.lower()})")
         if self._failed_steps >= MAX_FAILED_STEPS:
             raise EngineFailure(f"{self._failed_steps} batches in a row could not be computed")
@@ -295,7 +321,7 @@ class Engine:
     def _advance(self, slot: Slot, piece: Piece, row: int) -> None:
         """The piece is in the cache: account for it and, where it yields logits, sample."""
         run = _run(slot)
-        slot.tokens += piece.tokens
+        self.cache.append(_sequence(slot), piece.tokens)
         self._counts["n_tokens_max"] = max(self._counts["n_tokens_max"], len(slot.tokens))
         now = self._now()
         if slot.state is SlotState.PREFILL:
@@ -304,6 +330,8 @@ class Engine:
             if run.job.report_progress and run.started_at is not None:
                 time_ms = (now - run.started_at) * 1e3
                 self._outbox.append(Progress(run.job.id, run.n_prompt, run.n_cached, len(slot.tokens), time_ms))
+            if len(slot.tokens) == run.checkpoint:
+                self.cache.save(_sequence(slot))
         if piece.logits is Logits.NONE:
             return
         if slot.state is SlotState.PREFILL:
@@ -315,7 +343,7 @@ class Engine:
         try:
             token = run.choose(row)
         except RequestError as error:  # a grammar that leaves no token to choose
-            slot.release(self._step)
+            self._leave(slot)
             self._fail(run, FailureKind.INVALID, error.message)
             return
         events = run.accept(token, row, self._backend, self._now())
@@ -331,9 +359,18 @@ class Engine:
 
     def _close(self, slot: Slot) -> None:
         run = _run(slot)
-        slot.release(self._step)
+        self._leave(slot)
         self._counts["jobs_finished"] += 1
         self._account(run)
+
+    def _leave(self, slot: Slot, *, keep: bool = True) -> None:
+        """The slot is free; what its run has read stays for others, unless it is not to be kept."""
+        if slot.sequence is not None:
+            if keep:
+                self.cache.retain(slot.sequence)
+            else:
+                self.cache.discard(slot.sequence)
+        slot.release(self._step)
 
     def _cancelled(self, run: Run) -> None:
         self._outbox.append(run.fail(FailureKind.CANCELLED, "the client left", self._now()))
@@ -351,6 +388,11 @@ class Engine:
         self._counts["predicted_tokens"] += timings.predicted_n
         self._counts["predicted_ms"] += timings.predicted_ms
         run.close()
+
+
+def _sequence(slot: Slot) -> CachedSequence:
+    assert slot.sequence is not None
+    return slot.sequence
 
 
 def _run(slot: Slot) -> Run:

@@ -71,6 +71,9 @@ class HostTier:
     def n_bytes(self) -> int:
         return self._n_bytes
 
+    def entries(self) -> list[Entry]:
+        return list(self._entries.values())
+
     def covered(self, tokens: Sequence[int], n_held: int) -> int:
         """How many of `tokens` the tier can bring back, one after the other, where the first `n_held` are there."""
         parts = self.way(tokens, n_held)

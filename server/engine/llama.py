@@ -103,6 +103,7 @@ class LlamaBackend:
             on_progress("creating the context", 0.0)
             can_cut = not _is_recurrent(bindings, model) and not bindings.llama_model_n_swa(model)
             params.context.n_seq_max = native_params.n_sequences(options, can_cut=can_cut)
+            params.context.n_outputs_max = params.context.n_seq_max  # llama.cpp aborts for less
             context = bindings.llama_init_from_model(model, params.context)
             if not context:
                 raise LoadError(f"llama.cpp could not create the context: {log.reason()}")
@@ -133,6 +134,9 @@ class LlamaBackend:
 
     def is_end(self, token: int) -> bool:
         return token in self._vocabulary.end_tokens
+
+    def is_control(self, token: int) -> bool:
+        return bool(self._native.bindings.llama_vocab_is_control(self._vocabulary.handle, token))
 
     # ── one step ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -341,6 +341,7 @@ class Counters(msgspec.Struct, frozen=True, omit_defaults=True):
     jobs_cancelled: int = 0
     cache_full: int = 0  # decode calls that found no room
     preempted: int = 0
+    swapped: int = 0  # of those preempted, the ones whose state went to host memory
     evicted: int = 0  # finished sequences that lost their cells
     cached_tokens_host: int = 0  # of prompt_cached_tokens, those that came from host memory
     follower_waits: int = 0  # jobs that waited for another to read the prompt they share

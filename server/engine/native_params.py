@@ -97,10 +97,11 @@ def build(bindings: ModuleType, ggml: Ggml, options: ModelOptions, header: Heade
 
 def n_sequences(options: ModelOptions, *, can_cut: bool) -> int:
     """How many sequences the cache holds: more than slots where cells are shared, so that finished ones can stay, and
-    one to move states through. Separate streams and states that cannot be cut cost memory each: one a slot."""
+    one to move states through; each costs a row of logits. Separate streams and states that cannot be cut cost their
+    memory each: one a slot."""
     if not options.kv_unified or not can_cut:
         return options.n_slots
-    return min(MAX_SEQUENCES, max(MIN_SHARED_SEQUENCES, 4 * options.n_slots) + 1)
+    return min(MAX_SEQUENCES, max(MIN_SHARED_SEQUENCES, 2 * options.n_slots) + 1)
 
 
 # ── checks ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from server.engine.backend import Backend, Sampler
 from server.engine.block_limit import BlockCounter
+from server.engine.host_tier import Entry
 from server.engine.messages import Failed, FailureKind, Finished, FinishReason, Job, Text, Timings, TokenLogprob
 from server.engine.text import TextStream
 
@@ -26,6 +27,8 @@ class Run:
     n_prompt_decoded: int = 0
     n_generated: int = 0
     preempted: bool = False
+    swapped: Entry | None = None  # its state while it waits to come back
+    checkpoint: int = 0  # tokens after which the state is worth keeping, where it cannot be cut later; 0: nowhere
     started_at: float | None = None  # first batch
     prompt_done_at: float | None = None
     last_token_at: float | None = None
@@ -107,6 +110,9 @@ class Run:
         if self.sampler is not None:
             self.sampler.close()
             self.sampler = None
+        if self.swapped is not None:
+            self.swapped.pinned = False
+            self.swapped = None
 
     def _out_of_time(self) -> bool:
         return self.job.time_limit_ms is not None and self.predicted_ms >= self.job.time_limit_ms

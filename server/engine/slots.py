@@ -1,9 +1,10 @@
-"""A slot: one sequence of the cache, the tokens it holds, and the run that uses it, if any."""
+"""A slot: a place for one running job, and the sequence of the cache that it works on."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from server.engine.cache import CachedSequence
 from server.engine.messages import SlotState, SlotView
 from server.engine.run import Run
 
@@ -18,22 +19,28 @@ class Following:
 
 @dataclass(slots=True)
 class Slot:
-    """`tokens` are exactly what the memory holds for sequence `id`; a finished run leaves them for the next one."""
+    """`sequence` belongs to the run while there is one, but for a run that still waits for another to read. After it,
+    it is the one that the last run has left, which may serve another slot any time or be gone."""
 
     id: int
     n_ctx: int
-    tokens: list[int] = field(default_factory=list)
+    sequence: CachedSequence | None = None
     state: SlotState = SlotState.IDLE
     run: Run | None = None
     following: Following | None = None
     last_used: int = 0  # step number
 
     @property
+    def tokens(self) -> list[int]:
+        """What the memory holds for the run; read only."""
+        return self.sequence.tokens if self.sequence is not None else []
+
+    @property
     def n_to_read(self) -> int:
         return len(self.run.tokens) - len(self.tokens) if self.run is not None else 0
 
     def release(self, step: int) -> None:
-        """Let the run go and keep its tokens."""
+        """Let the run go. What becomes of its sequence is the caller's business."""
         self.run = None
         self.following = None
         self.state = SlotState.IDLE
@@ -42,7 +49,8 @@ class Slot:
     def view(self) -> SlotView:
         run = self.run
         if run is None:
-            return SlotView(self.id, self.state, self.n_ctx, n_kept=len(self.tokens))
+            left = self.sequence is not None and not self.sequence.live
+            return SlotView(self.id, self.state, self.n_ctx, n_kept=len(self.tokens) if left else 0)
         held = 0 if self.state is SlotState.WAITING else len(self.tokens)
         return SlotView(
             self.id,

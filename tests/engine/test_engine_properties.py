@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from server.engine.engine import Engine
 from server.engine.messages import Failed, FailureKind, Finished, Started
-from tests.support.driving import Log, engine_of, job, run_to_end, text_alone
+from tests.support.driving import Log, check_books, engine_of, job, run_to_end, text_alone
 from tests.support.scripted import ScriptedBackend
 
 N_CTX = 160
@@ -31,8 +31,21 @@ class EngineMachine(RuleBasedStateMachine):
         n_slots=st.integers(1, 4),
         n_batch=st.integers(4, 48),
         cont_batching=st.booleans(),
+        n_spare=st.integers(0, 4),
+        cache_ram_bytes=st.sampled_from([0, 700, 4000, 1 << 20]),
+        idle=st.booleans(),
     )
-    def start(self, unified: bool, partial_removal: bool, n_slots: int, n_batch: int, cont_batching: bool) -> None:
+    def start(
+        self,
+        unified: bool,
+        partial_removal: bool,
+        n_slots: int,
+        n_batch: int,
+        cont_batching: bool,
+        n_spare: int,
+        cache_ram_bytes: int,
+        idle: bool,
+    ) -> None:
         self.backend = ScriptedBackend(
             n_ctx=N_CTX if unified else N_CTX * n_slots,
             n_slots=n_slots,
@@ -40,8 +53,11 @@ class EngineMachine(RuleBasedStateMachine):
             n_ubatch=8,
             unified=unified,
             partial_removal=partial_removal,
+            n_sequences=n_slots + n_spare if unified and partial_removal else 0,
         )
-        self.engine = engine_of(self.backend, cont_batching=cont_batching)
+        self.engine = engine_of(
+            self.backend, cont_batching=cont_batching, cache_ram_bytes=cache_ram_bytes, cache_idle_slots=idle
+        )
         self.log = Log()
         self.jobs: dict[int, tuple[str, int]] = {}
         self.cancelled: set[int] = set()
@@ -74,12 +90,9 @@ class EngineMachine(RuleBasedStateMachine):
             self.log.events += self.engine.step()
 
     @invariant()
-    def slots_hold_what_the_memory_holds(self) -> None:
-        if not hasattr(self, "engine"):
-            return
-        for view in self.engine.snapshot().slots:
-            if view.n_kept:
-                assert self.backend.length(view.id) == view.n_kept
+    def the_books_agree_with_the_memory(self) -> None:
+        if hasattr(self, "engine"):
+            check_books(self.engine, self.backend)
 
     def teardown(self) -> None:
         if not hasattr(self, "engine"):
@@ -98,6 +111,7 @@ class EngineMachine(RuleBasedStateMachine):
             assert timings.predicted_n == len(alone)
         counters = self.engine.snapshot().counters
         assert counters.jobs_submitted == counters.jobs_finished + counters.jobs_cancelled + counters.jobs_failed
+        assert counters.cache_mismatches == counters.states_refused == 0
         assert self.backend.n_open_samplers == 0
         assert sum(isinstance(event, Started) for event in self.log.events) <= len(self.jobs)
 

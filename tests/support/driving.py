@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from server.engine.engine import Engine
-from server.engine.messages import Failed, Finished, Job, JobEvent, SamplingOptions, Text
+from server.engine.messages import Failed, Finished, Job, JobEvent, SamplingOptions, SlotState, Text
 from server.engine.options import SchedulerOptions
 from tests.support.scripted import ScriptedBackend, tokens_of
 
@@ -64,3 +64,24 @@ def text_alone(prompt: str, max_tokens: int, **backend: object) -> str:
     engine = engine_of(ScriptedBackend(**backend))  # type: ignore[arg-type]
     engine.submit(job(1, prompt, max_tokens))
     return run_to_end(engine, Log()).text(1)
+
+
+def check_books(engine: Engine, backend: ScriptedBackend) -> None:
+    """What the cache notes about sequences, cells and host memory is what is there."""
+    cache = engine.cache
+    snapshot = engine.snapshot()
+    for sequence in cache.sequences():
+        assert backend.held(sequence.id) == sequence.tokens
+    noted = {sequence.id for sequence in cache.sequences()}
+    assert all(not held for id, held in backend.cells.items() if id not in noted), "cells that nobody holds"
+    if backend.unified:
+        assert snapshot.cells_used == backend.n_used()
+        holders: dict[int, int] = {}
+        for held in backend.cells.values():
+            for cell in held:
+                holders[id(cell)] = holders.get(id(cell), 0) + 1
+        assert snapshot.cells_shared == sum(1 for n in holders.values() if n > 1)
+    live = [s for s in cache.sequences() if s.live]
+    assert len(live) == sum(1 for slot in snapshot.slots if slot.state in (SlotState.PREFILL, SlotState.GENERATING))
+    assert snapshot.host_cache_bytes == sum(entry.n_bytes for entry in cache.host.entries())
+    assert snapshot.host_cache_bytes <= snapshot.host_cache_limit_bytes

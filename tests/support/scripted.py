@@ -10,7 +10,9 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from server.engine.backend import DecodeStatus, Logits, Piece
+import numpy as np
+
+from server.engine.backend import DecodeStatus, Logits, Piece, State
 from server.engine.messages import Job, ModelFacts, Span, TokenLogprob, TopToken
 from server.errors import InvalidRequest
 
@@ -95,6 +97,9 @@ class ScriptedBackend:
     row_sequences: list[int | None] = field(default_factory=list)
     replies: dict[int, list[int]] = field(default_factory=dict)
     n_open_samplers: int = 0
+    n_sequences: int = 0
+    n_saved: int = 0
+    n_restored: int = 0
     closed: bool = False
 
     @property
@@ -128,6 +133,8 @@ class ScriptedBackend:
             adds_bos=False,
             control_texts=list(SPECIALS),
             build_info="b0-scripted",
+            n_sequences=self.n_sequences,
+            can_cut=self.partial_removal,
         )
 
     # vocabulary
@@ -148,6 +155,9 @@ class ScriptedBackend:
 
     def is_end(self, token: int) -> bool:
         return token == END
+
+    def is_control(self, token: int) -> bool:
+        return token > END
 
     # one step
 
@@ -208,6 +218,31 @@ class ScriptedBackend:
         held = self.cells.get(sequence, [])
         assert [cell.position for cell in held] == list(range(len(held))), "holes in a sequence"
         return len(held)
+
+    # states
+
+    def save(self, sequence: int, start: int, max_bytes: int) -> State | None:
+        held = self.cells.get(sequence, [])
+        assert start == 0 or (self.unified and self.partial_removal), "only whole states in this memory"
+        assert start <= len(held), "saves what is not there"
+        numbers = [number for cell in held[start:] for number in (cell.position, cell.token)]
+        state = np.frombuffer(np.asarray(numbers, dtype=np.int32).tobytes(), dtype=np.uint8).copy()
+        if state.nbytes > max_bytes:
+            return None
+        self.n_saved += 1
+        return state
+
+    def restore(self, sequence: int, state: State, start: int, end: int) -> bool:
+        held = self.cells.setdefault(sequence, [])
+        assert len(held) == start, "restored behind a gap"
+        cells = [Cell(position, token) for position, token in state.view(np.int32).reshape(-1, 2).tolist()]
+        assert self.partial_removal or len(cells) == end, "a state that cannot be cut"
+        if self.unified and self.n_used() + len(cells) > self.n_ctx:
+            return False
+        self.n_restored += 1
+        held += [cell for cell in cells if start <= cell.position < end]
+        assert [cell.position for cell in held] == list(range(end)), "a state with holes"
+        return True
 
     def warm_up(self) -> None:
         self.cells.clear()
