@@ -4,6 +4,7 @@ options. The last station before the server starts; everything it refuses, it re
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import msgspec
@@ -117,6 +118,8 @@ def _engine_options(settings: Settings, files: ModelFiles) -> EngineOptions:
         cont_batching=settings["cont-batching"],
         max_waiting=settings["max-queue"],
         slot_prompt_similarity=settings["slot-prompt-similarity"],
+        cache_ram_bytes=_mib(settings["cache-ram"]),
+        cache_idle_slots=settings["cache-idle-slots"],
     )
     return EngineOptions(model=model, scheduler=scheduler, log_level=_native_level(settings["log-level"]))
 
@@ -124,6 +127,11 @@ def _engine_options(settings: Settings, files: ModelFiles) -> EngineOptions:
 def _native_level(level: str) -> str:
     """llama.cpp's info lines are a wall of text, of interest when somebody debugs."""
     return {"info": "warn", "debug": "info"}.get(level, level)
+
+
+def _mib(number: int) -> int:
+    """Bytes; -1 is without limit."""
+    return number << 20 if number >= 0 else sys.maxsize
 
 
 def _threads(number: int | None) -> int:

@@ -245,6 +245,26 @@ CONTEXT = Group(
             off="--no-cache-prompt",
         ),
         flag(
+            "-cram --cache-ram",
+            Whole(least=-1, metavar="MIB", sample="16384"),
+            8192,
+            "host memory for prompts that left the cache; 0: none",
+            note="In MiB; -1: no limit. What a finished chat or a shared prefix held is moved there when others need "
+            "the cells, and back when that is quicker than reading the prompt again.",
+            llama="CACHE_RAM",
+            main=True,
+        ),
+        flag(
+            "--cache-idle-slots",
+            _SWITCH,
+            True,
+            "move finished chats to host memory",
+            note="Cells of finished sequences slow down every token of running ones. On a CPU nearly all are moved, on "
+            "a GPU those beyond a quarter of the cache. Has no effect with --cache-ram 0 or --no-kv-unified.",
+            llama="CACHE_IDLE_SLOTS",
+            off="--no-cache-idle-slots",
+        ),
+        flag(
             "--max-stall-ms",
             Number(least=0, above=True, metavar="MS", sample="250"),
             400.0,

@@ -61,7 +61,6 @@ _TOOLS = "the server runs no tools, agents or MCP servers itself: the client doe
 _ROUTER = "one server serves one model: start one for each model, with --gguf"
 _UI = "there is no web page to configure"
 _AFFINITY = "the placement of threads is left to the system; use taskset or numactl around the command"
-_CACHE_LATER = "the prompt cache in host memory is not there yet"
 _FIT = "sizes are not fitted to the devices yet; set --ctx-size, --n-gpu-layers or --n-cpu-moe yourself"
 _YARN = "YaRN's own settings are not supported; --rope-scaling yarn takes them from the model"
 _PRESET = f"model presets are not supported, and {_DOWNLOAD}"
@@ -135,12 +134,13 @@ FOREIGN: tuple[Foreign, ...] = (
         env="CACHE_REUSE",
         same="0",
     ),
-    _ignored(_CACHE_LATER, "-cram --cache-ram", env="CACHE_RAM", same="0"),
-    _ignored(_CACHE_LATER, "--cache-idle-slots", env="CACHE_IDLE_SLOTS", value=False, off="--no-cache-idle-slots"),
     _ignored(
-        "no context checkpoints are made", "-ctxcp --ctx-checkpoints --swa-checkpoints", env="CTX_CHECKPOINTS", same="0"
+        "checkpoints share the memory of --cache-ram",
+        "-ctxcp --ctx-checkpoints --swa-checkpoints",
+        env="CTX_CHECKPOINTS",
+        same="0",
     ),
-    _ignored("no context checkpoints are made", "-cms --checkpoint-min-step", env="CHECKPOINT_MIN_SPACING_NT"),
+    _ignored("one checkpoint is made a turn", "-cms --checkpoint-min-step", env="CHECKPOINT_MIN_SPACING_NT"),
     _ignored("the cache of sliding windows keeps llama.cpp's size", "--swa-full", env="SWA_FULL", value=False),
     _ignored("llama.cpp no longer defragments its cache", "-dt --defrag-thold", env="DEFRAG_THOLD"),
     _refused("slots cannot be saved to disk yet: leave it out", "--slot-save-path"),

@@ -247,6 +247,30 @@ def _about_engine(
         "glmserve_cache_cells", "Cells of the KV cache, all together.", snapshot.cells_total if snapshot else 0
     )
     yield _gauge("glmserve_cache_cells_used", "Cells that hold a token.", snapshot.cells_used if snapshot else 0)
+    yield _gauge(
+        "glmserve_cache_cells_shared",
+        "Cells that more than one sequence holds.",
+        snapshot.cells_shared if snapshot else 0,
+    )
+    yield _gauge(
+        "glmserve_cache_cells_retained",
+        "Cells that only finished sequences hold.",
+        snapshot.cells_retained if snapshot else 0,
+    )
+    yield _gauge(
+        "glmserve_cache_sequences_retained",
+        "Finished sequences that still hold cells.",
+        snapshot.n_retained if snapshot else 0,
+    )
+    yield _gauge(
+        "glmserve_host_cache_bytes", "States kept in host memory.", snapshot.host_cache_bytes if snapshot else 0
+    )
+    yield _gauge(
+        "glmserve_host_cache_limit_bytes", "Limit of the above.", snapshot.host_cache_limit_bytes if snapshot else 0
+    )
+    yield _gauge(
+        "glmserve_host_cache_entries", "Number of these states.", snapshot.host_cache_entries if snapshot else 0
+    )
     yield _gauge("glmserve_context_tokens", "Tokens one request may use.", facts.n_ctx_seq if facts else 0)
     yield _gauge("glmserve_step_seconds", "Length of the last step.", snapshot.step_ms / 1e3 if snapshot else 0.0)
     yield _gauge(
@@ -255,8 +279,28 @@ def _about_engine(
         snapshot.prefill_tokens_per_s if snapshot else 0.0,
     )
     yield _counter("glmserve_cache_full", "llama_decode calls that found no room.", counters.cache_full)
-    yield _counter("glmserve_cache_evictions", "Idle sequences dropped for room.", counters.evicted)
+    yield _counter("glmserve_cache_evictions", "Finished sequences that lost their cells.", counters.evicted)
     yield _counter("glmserve_preemptions", "Jobs put back into the queue for room.", counters.preempted)
+    yield _counter("glmserve_swaps", "Of these, jobs whose state went to host memory.", counters.swapped)
+    hits = CounterMetricFamily("glmserve_cached_prompt_tokens", "Prompt tokens not read again.", labels=["tier"])
+    hits.add_metric(["cells"], counters.prompt_cached_tokens - counters.cached_tokens_host)
+    hits.add_metric(["host"], counters.cached_tokens_host)
+    yield hits
+    yield _counter(
+        "glmserve_follower_waits", "Jobs that waited for another to read what both need.", counters.follower_waits
+    )
+    yield _counter(
+        "glmserve_rereads_uncuttable",
+        "Prompts read again because a state could not be cut where they part.",
+        counters.rereads_uncuttable,
+    )
+    yield _counter(
+        "glmserve_cache_mismatches",
+        "Sequences dropped because the memory disagreed with the tokens noted.",
+        counters.cache_mismatches,
+    )
+    yield _counter("glmserve_states_saved", "States copied to host memory.", counters.states_saved)
+    yield _counter("glmserve_states_refused", "States that were damaged or not taken back.", counters.states_refused)
     yield _counter("glmserve_jobs_submitted", "Jobs the engine took.", counters.jobs_submitted)
     ended = CounterMetricFamily("glmserve_jobs_ended", "Jobs that ended, by how.", labels=["outcome"])
     ended.add_metric(["finished"], counters.jobs_finished)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,9 @@ TABLE: list[tuple[list[str], str, Any]] = [
     (["--flash-attn", "off"], f"{MODEL}.flash_attn", "off"),
     (["--no-cont-batching"], f"{SCHEDULER}.cont_batching", False),
     (["--slot-prompt-similarity", "0.5"], f"{SCHEDULER}.slot_prompt_similarity", 0.5),
+    (["--cache-ram", "2"], f"{SCHEDULER}.cache_ram_bytes", 2 << 20),
+    (["--cache-ram", "-1"], f"{SCHEDULER}.cache_ram_bytes", sys.maxsize),
+    (["--no-cache-idle-slots"], f"{SCHEDULER}.cache_idle_slots", False),
     (["--no-cache-prompt"], "http.generation.cache_prompt", False),
     (["--max-stall-ms", "100"], f"{SCHEDULER}.max_stall_ms", 100.0),
     (["--n-gpu-layers", "all"], f"{MODEL}.n_gpu_layers", -1),

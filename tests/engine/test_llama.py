@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -468,6 +468,88 @@ def test_a_sliding_window_goes_back_only_as_far_as_it_reaches(tmp_path: Path) ->
     assert backend.copy(0, 1, n_read - 1)
     assert backend.keep(0, n_read - 1)
     assert backend.length(0) == backend.length(1) == n_read - 1
+    backend.close()
+
+
+# ── states ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("cache_type", ["f16", "q8_0"])
+@pytest.mark.parametrize("unified", [True, False])
+def test_a_state_comes_back_to_the_bit(model: Path, unified: bool, cache_type: str) -> None:
+    flash = "off" if cache_type == "f16" else "on"
+    backend = load(model, kv_unified=unified, cache_type_k=cache_type, cache_type_v=cache_type, flash_attn=flash)
+    assert read(backend, 0, 0, LETTERS) is DecodeStatus.OK
+    state = backend.save(0, 0, 1 << 30)
+    assert state is not None
+    assert read(backend, 0, len(LETTERS), [300]) is DecodeStatus.OK
+    expected = logits(backend, 0)
+    assert read(backend, 1, 0, LETTERS[::-1]) is DecodeStatus.OK  # another place in the cache
+    for end in (len(LETTERS), 41):
+        backend.keep(2, 0)
+        assert backend.restore(2, state, 0, end)
+        assert backend.length(2) == end
+        if end < len(LETTERS):
+            assert read(backend, 2, end, LETTERS[end:]) is DecodeStatus.OK
+        assert read(backend, 2, len(LETTERS), [300]) is DecodeStatus.OK
+        assert np.array_equal(logits(backend, 0), expected)
+    backend.close()
+
+
+def test_a_tail_joins_a_prefix_that_is_shared(backend: LlamaBackend) -> None:
+    assert read(backend, 0, 0, LETTERS) is DecodeStatus.OK
+    whole, tail = backend.save(0, 0, 1 << 30), backend.save(0, 40, 1 << 30)
+    assert whole is not None
+    assert tail is not None
+    assert tail.nbytes < whole.nbytes / 2
+    assert read(backend, 0, len(LETTERS), [300]) is DecodeStatus.OK
+    expected = logits(backend, 0)
+    assert backend.copy(0, 1, 45)
+    assert backend.restore(1, tail, 45, len(LETTERS))
+    assert read(backend, 1, len(LETTERS), [300]) is DecodeStatus.OK
+    np.testing.assert_allclose(logits(backend, 0), expected, atol=1e-5)
+    assert not backend.restore(2, tail, 0, 99)
+    assert backend.length(2) == 0
+
+
+def test_a_state_that_is_too_large_is_not_copied(backend: LlamaBackend) -> None:
+    assert read(backend, 0, 0, LETTERS) is DecodeStatus.OK
+    state = backend.save(0, 0, 1 << 30)
+    assert state is not None
+    assert backend.save(0, 0, state.nbytes - 1) is None
+    assert backend.save(3, 0, 1 << 30) is None or backend.length(3) == 0
+
+
+def test_a_damaged_state_is_refused_and_leaves_nothing(backend: LlamaBackend) -> None:
+    assert read(backend, 0, 0, LETTERS) is DecodeStatus.OK
+    state = backend.save(0, 0, 1 << 30)
+    assert state is not None
+    assert not backend.restore(1, state[:-9].copy(), 0, len(LETTERS))
+    assert not backend.restore(1, np.zeros(200, dtype=np.uint8), 0, len(LETTERS))
+    assert backend.length(1) == 0
+    assert backend.restore(1, state, 0, len(LETTERS))
+
+
+@pytest.mark.parametrize("write", [write_recurrent_gguf, write_sliding_window_gguf])
+def test_states_that_cannot_be_cut_come_back_whole(tmp_path: Path, write: Callable[[Path], Path]) -> None:
+    backend = load(write(tmp_path / "model.gguf"), n_slots=2)
+    assert not backend.facts.can_cut
+    assert read(backend, 0, 0, LETTERS) is DecodeStatus.OK
+    state = backend.save(0, 0, 1 << 30)
+    assert state is not None
+    expected = continuation(backend, 0, len(LETTERS), LETTERS[:1])
+    assert backend.restore(1, state, 0, len(LETTERS))
+    assert continuation(backend, 1, len(LETTERS), LETTERS[:1]) == expected
+    backend.close()
+
+
+def test_a_stream_that_is_still_being_copied_is_not_saved(model: Path) -> None:
+    backend = load(model, kv_unified=False)
+    assert read(backend, 0, 0, LETTERS) is DecodeStatus.OK
+    assert backend.copy(0, 1, 40)
+    assert backend.save(1, 0, 1 << 30) is None
+    assert read(backend, 1, 40, LETTERS[40:]) is DecodeStatus.OK
+    assert backend.save(1, 0, 1 << 30) is not None
     backend.close()
 
 

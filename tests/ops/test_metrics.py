@@ -59,6 +59,13 @@ COUNTERS = Counters(
     cache_full=3,
     preempted=4,
     evicted=6,
+    swapped=3,
+    cached_tokens_host=12,
+    follower_waits=11,
+    rereads_uncuttable=12,
+    cache_mismatches=13,
+    states_saved=14,
+    states_refused=15,
     n_tokens_max=777,
 )
 CHAT = RequestRecord(
@@ -80,6 +87,12 @@ def snapshot(counters: Counters = COUNTERS) -> Snapshot:
         cells_used=1234,
         step_ms=32.0,
         prefill_tokens_per_s=222.5,
+        cells_retained=100,
+        cells_shared=200,
+        n_retained=3,
+        host_cache_bytes=5000,
+        host_cache_limit_bytes=9000,
+        host_cache_entries=4,
     )
 
 
@@ -136,6 +149,20 @@ def test_the_engine_s_series() -> None:
     assert value(samples, "glmserve_cache_full_total") == 3
     assert value(samples, "glmserve_preemptions_total") == 4
     assert value(samples, "glmserve_cache_evictions_total") == 6
+    assert value(samples, "glmserve_swaps_total") == 3
+    assert value(samples, "glmserve_cached_prompt_tokens_total", tier="cells") == 38
+    assert value(samples, "glmserve_cached_prompt_tokens_total", tier="host") == 12
+    assert value(samples, "glmserve_follower_waits_total") == 11
+    assert value(samples, "glmserve_rereads_uncuttable_total") == 12
+    assert value(samples, "glmserve_cache_mismatches_total") == 13
+    assert value(samples, "glmserve_states_saved_total") == 14
+    assert value(samples, "glmserve_states_refused_total") == 15
+    assert value(samples, "glmserve_cache_cells_retained") == 100
+    assert value(samples, "glmserve_cache_cells_shared") == 200
+    assert value(samples, "glmserve_cache_sequences_retained") == 3
+    assert value(samples, "glmserve_host_cache_bytes") == 5000
+    assert value(samples, "glmserve_host_cache_limit_bytes") == 9000
+    assert value(samples, "glmserve_host_cache_entries") == 4
     assert value(samples, "glmserve_jobs_submitted_total") == 9
     outcomes = ("finished", "failed", "cancelled")
     assert [value(samples, "glmserve_jobs_ended_total", outcome=outcome) for outcome in outcomes] == [5, 1, 2]
