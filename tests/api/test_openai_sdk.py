@@ -111,7 +111,8 @@ async def test_a_tool_loop_with_the_streaming_helper() -> None:
     backend = ScriptedBackend(
         reply=lambda prompt: replies["<tool_response>" in prompt], chat_template=fallback_template(Generation.GLM_5_2)
     )
-    tools: Any = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+    function = {"name": "weather", "parameters": {"type": "object"}, "strict": True}  # the helper takes no others
+    tools: Any = [{"type": "function", "function": function}]
     messages: Any = user("How is the weather?")
     async with (
         served(backend) as s,
