@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import shlex
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -62,7 +63,9 @@ class FileSet(msgspec.Struct, frozen=True):
 
     def repair_command(self, folder: Path) -> str | None:
         """What gets only the bad parts once more. `folder` is the manifest's. None: files from elsewhere."""
-        return f"python -m server fetch {self.hub_name} --to '{folder}' --repair" if self.hub_name else None
+        if self.hub_name is None:
+            return None
+        return shlex.join(["python", "-m", "server", "fetch", self.hub_name, "--to", str(folder), "--repair"])
 
 
 class _Manifest(msgspec.Struct, frozen=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib import import_module
 from types import ModuleType
 
 import pytest
@@ -121,7 +122,7 @@ def packed(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
 
     module.SPEC, module.run = SPEC, run  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    for place in (commands, sys.modules["server.cli.help"], sys.modules["server.cli.parse"]):
+    for place in (commands, import_module("server.cli.help"), import_module("server.cli.parse")):
         monkeypatch.setattr(place, "COMMANDS", (Command("pack", "pack things"),))
     return calls
 

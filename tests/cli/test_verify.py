@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from server.cli.verify_display import progress_for, report_text
 from server.store.recipes import load_recipes
 from server.store.source import tiny_glm_model
 from server.store.verify import VerifyOptions, verify
+from tests.support.fake_hub import FakeHub
 from tests.support.gguf_bytes import write_shards
 
 
@@ -104,6 +107,57 @@ def test_a_terminal_gets_colors_and_bars(model: Path, monkeypatch: pytest.Monkey
     text = report_text(report, 1.0, color=True)
     assert "\x1b[32mok" in text
     assert report.ok
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    """A hub with two quants of one model."""
+    files = {}
+    for quant in ("Q4_K_M", "Q8_0"):
+        (tmp_path / quant).mkdir()
+        for shard in write_shards(tmp_path / quant, 2, f"m-{quant}"):
+            files[f"{quant}/{shard.name}"] = shard.read_bytes()
+    with FakeHub() as hub:
+        hub.add("o/m-GGUF", files)
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        monkeypatch.setenv("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1")
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+        monkeypatch.setenv("GLMSERVE_MODELS_DIR", str(tmp_path / "mod els"))
+        yield hub
+
+
+def test_what_was_fetched_is_verified_by_name_and_mended_by_the_command(
+    hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["fetch", "o/m-GGUF:Q4_K_M"]) == 0
+    assert main(["verify", "o/m-GGUF:q4_k_m", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out.partition("\n{")[2].join(("{", "")))
+    assert [file["state"] for file in document["files"]] == ["ok", "ok"]
+    assert document["files"][0]["compared_with"].startswith("o/m-GGUF at ")
+    bad = Path(document["files"][1]["file"])
+    assert bad.parent == tmp_path / "mod els" / "o--m-GGUF" / "Q4_K_M"
+    whole = bad.read_bytes()
+    bad.write_bytes(whole[:-1] + b"\xff")
+    assert main(["verify", "o/m-GGUF:Q4_K_M"]) == 1
+    (fault,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("fault: ")]
+    command = shlex.split(fault.partition("; run: ")[2])
+    assert command[:3] == ["python", "-m", "server"]
+    assert main(command[3:]) == 0
+    assert bad.read_bytes() == whole
+    assert main(["verify", str(bad)]) == 0
+
+
+def test_a_name_must_be_here(hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", "o/m-GGUF:Q4_K_M"]) == 2
+    assert "get it: python -m server fetch o/m-GGUF:Q4_K_M" in capsys.readouterr().err
+    for quant in ("Q4_K_M", "Q8_0"):
+        folder = tmp_path / "mod els" / "o--m-GGUF" / quant
+        folder.mkdir(parents=True)
+        shutil.copy(tmp_path / quant / f"m-{quant}-00002-of-00002.gguf", folder)
+    assert main(["verify", "o/m-GGUF:Q8_0"]) == 1
+    assert "number 1 is missing" in capsys.readouterr().out
+    assert main(["verify", "o/m-GGUF"]) == 2
+    assert "'o/m-GGUF' may be one of '" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

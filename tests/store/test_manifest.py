@@ -36,7 +36,7 @@ def test_quants_side_by_side_leave_each_other(tmp_path: Path) -> None:
     found = find_record(tmp_path / "m8.gguf")
     assert found is not None
     assert (found.files.quant, found.record.size_bytes) == ("Q8_0", 5)
-    assert found.repair_command == f"python -m server fetch o/r:Q8_0 --to '{tmp_path}' --repair"
+    assert found.repair_command == f"python -m server fetch o/r:Q8_0 --to {tmp_path} --repair"
     assert find_record(tmp_path / "other.gguf") is None
 
 

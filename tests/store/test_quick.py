@@ -217,7 +217,7 @@ def test_sizes_are_compared_with_what_was_fetched(tmp_path: Path) -> None:
     size = records[1].size_bytes
     assert (fault.kind, fault.byte) == (FaultKind.WRONG_SIZE, size)
     assert f"has {size + 64:,} bytes, but by o/r:Q4_K_M it should have {size:,}" in fault.cause
-    assert fault.remedy == f"run: python -m server fetch o/r:Q4_K_M --to '{tmp_path}' --repair"
+    assert fault.remedy == f"run: python -m server fetch o/r:Q4_K_M --to {tmp_path} --repair"
 
 
 def test_a_damaged_manifest_does_not_keep_a_server_from_starting(tmp_path: Path) -> None:

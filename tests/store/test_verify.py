@@ -122,7 +122,7 @@ def test_the_way_out_is_the_command_that_gets_the_bad_parts(tmp_path: Path) -> N
     record(tmp_path, shards)
     flip(shards[2], shards[2].stat().st_size - 1)
     fault = only_fault(verify(tmp_path, VerifyOptions()))
-    assert fault.remedy == f"run: python -m server fetch o/r:Q4_K_M --to '{tmp_path}' --repair"
+    assert fault.remedy == f"run: python -m server fetch o/r:Q4_K_M --to {tmp_path} --repair"
 
 
 def test_a_recipe_knows_the_files_of_tiny_glm(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 from server.cli.flag import Group
 from server.cli.subcommand import Call, Place, Spec, option
@@ -38,12 +37,14 @@ SPEC = Spec(
 def run(call: Call) -> int:
     from server.cli.models_display import json_text, list_text, one_text
     from server.store.local import local_models
+    from server.store.places import Places
     from server.store.recipes import load_recipes, recipe_named
 
     recipes = load_recipes()
     if call["name"]:
         recipes = (recipe_named(call["name"], recipes),)
-    local = local_models(*folders(call))
+    places = Places.from_environment(call.environment, call["models-dir"])
+    local = local_models(places.models, places.hf_cache)
     if call["json"]:
         sys.stdout.write(json_text(recipes, local))
     elif call["name"]:
@@ -52,12 +53,3 @@ def run(call: Call) -> int:
         sys.stdout.write(list_text(recipes, local, color=sys.stdout.isatty()))
     sys.stdout.flush()
     return 0
-
-
-def folders(call: Call) -> tuple[Path, Path]:
-    """The models folder and the hub's cache. HF_HUB_CACHE, HF_HOME and XDG_CACHE_HOME count as for the hub's client."""
-    environment = call.environment
-    cache = Path(environment.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    models = call["models-dir"] or cache / "glmserve" / "models"
-    hub = environment.get("HF_HUB_CACHE") or Path(environment.get("HF_HOME") or cache / "huggingface") / "hub"
-    return Path(models).expanduser(), Path(hub).expanduser()

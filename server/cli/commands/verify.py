@@ -8,12 +8,13 @@ from pathlib import Path
 
 from server.cli.flag import Group
 from server.cli.subcommand import Call, Place, Spec, option
-from server.cli.values import Switch, Whole
+from server.cli.values import Kind, Switch, Whole
+from server.errors import ConfigError
 
 SPEC = Spec(
     "verify",
     "checks the files of a model, down to the last byte",
-    places=(Place("PATH", "a model's file or folder, a folder of several, or a bundle"),),
+    places=(Place("PATH", "a file of a model, its folder, one of several, a bundle, or a name"),),
     groups=(
         Group(
             "How",
@@ -25,6 +26,13 @@ SPEC = Spec(
                     Whole(least=1, most=64, sample="4"),
                     None,
                     "files to read at a time (default: one for each core)",
+                ),
+                option(
+                    "--models-dir",
+                    Kind(metavar="DIR", sample="/models"),
+                    None,
+                    "folder of all models (default: ~/.cache/glmserve/models)",
+                    env="GLMSERVE_MODELS_DIR",
                 ),
                 option("--json", Switch(), False, "write one JSON document"),
             ),
@@ -53,10 +61,40 @@ def run(call: Call) -> int:
             recipes=load_recipes(),
             progress=progress,
         )
-        report = verify(Path(call["path"]).expanduser(), options)
+        report = verify(_path(call), options)
     if call["json"]:
         sys.stdout.write(json_text(report))
     else:
         sys.stdout.write(report_text(report, time.monotonic() - began, color=sys.stdout.isatty()))
     sys.stdout.flush()
     return 0 if report.ok else 1
+
+
+def _path(call: Call) -> Path:
+    """A path as it is; a hub name or a recipe's is one of a model on this machine, complete or not."""
+    from server.store.local import local_models
+    from server.store.names import parse_name
+    from server.store.places import Places
+
+    name = parse_name(call["path"])
+    if isinstance(name, Path):
+        return name.expanduser()
+    places = Places.from_environment(call.environment, call["models-dir"])
+    first = places.find(name)
+    if first is not None:
+        return first.parent if first.is_relative_to(places.models) else first
+    quant = (name.quant or "").lower()
+    parts = [
+        model.first.parent
+        for model in local_models(places.models, places.hf_cache)
+        if model.repo.lower() == name.repo.lower() and quant in ("", model.folder.lower())
+    ]
+    if len(parts) == 1:
+        return parts[0]
+    if parts:
+        listed = ", ".join(f"'{part}'" for part in parts)
+        raise ConfigError(f"'{call['path']}' may be one of {listed}; give the path of it")
+    raise ConfigError(
+        f"'{call['path']}' is not on this machine, neither in '{places.models}' nor in '{places.hf_cache}'; "
+        f"get it: python -m server fetch {call['path']}"
+    )
