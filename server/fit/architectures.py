@@ -75,7 +75,7 @@ class Builder:
         shape, n = self._shape, self._n
         rows = self._embedding()
         inputs = self._inputs()
-        out_ids = graph_input("out_ids", I32, self._n_outputs)
+        out_ids = graph_input(I32, self._n_outputs)
         last = blocks[-1].index
         for block in blocks:
             residual = rows
@@ -100,11 +100,11 @@ class Builder:
         shape, n = self._shape, self._n
         block = shape.nextn[0]
         # room for embeddings that a client sends is made too, but nothing uses it here, so it takes no memory
-        tokens = graph_input("tokens", I32, n)
+        tokens = graph_input(I32, n)
         embedded = operation(Op.ROWS, (weight(0, self._homes.host), tokens), F32, shape.n_embd, n)
-        hidden = graph_input("hidden", F32, shape.n_embd, n)
+        hidden = graph_input(F32, shape.n_embd, n)
         inputs = self._inputs(indexer=False)
-        out_ids = graph_input("out_ids", I32, self._n_outputs)
+        out_ids = graph_input(I32, self._n_outputs)
         hidden = self._norm(hidden, self._weight(block, "nextn.hnorm.weight"), shape.n_embd, n)
         embedded = self._norm(embedded, self._weight(block, "nextn.enorm.weight"), shape.n_embd, n)
         both = operation(Op.OTHER, (embedded, hidden), F32, 2 * shape.n_embd, n)
@@ -131,29 +131,29 @@ class Builder:
 
     def _embedding(self) -> Tensor:
         n_embd, n = self._shape.n_embd, self._n
-        rows = operation(Op.ROWS, (weight(0, self._homes.host), graph_input("tokens", I32, n)), F32, n_embd, n)
+        rows = operation(Op.ROWS, (weight(0, self._homes.host), graph_input(I32, n)), F32, n_embd, n)
         self.graph.expand(rows)
-        self.graph.expand(graph_input("embeddings", F32, n_embd, n))  # for clients that send vectors, always there
+        self.graph.expand(graph_input(F32, n_embd, n))  # for clients that send vectors, always there
         return rows
 
     def _inputs(self, *, indexer: bool = True) -> _Inputs:
         n, shape, choice = self._n, self._shape, self._choice
         has_indexer = indexer and shape.indexer_width > 0
-        v_rows = None if shape.is_latent else graph_input("v_rows", I64, n if choice.flash_attn else n * self._v_width)
+        v_rows = None if shape.is_latent else graph_input(I64, n if choice.flash_attn else n * self._v_width)
         rotates_k = not shape.is_latent and choice.cache_type_k in _QUANTIZED and shape.head_k % 64 == 0
         rotates_v = not shape.is_latent and choice.cache_type_v in _QUANTIZED and shape.head_v % 64 == 0
         side = _rotation_side(shape.head_k)
         indexer_side = _rotation_side(shape.indexer_width)
         return _Inputs(
-            positions=graph_input("positions", I32, n),
-            k_rows=graph_input("k_rows", I64, n),
+            positions=graph_input(I32, n),
+            k_rows=graph_input(I64, n),
             v_rows=v_rows,
-            mask=graph_input("mask", self._mask_type, *self._per_cell),
-            k_rotation=graph_input("k_rotation", F32, side, side) if rotates_k else None,
-            v_rotation=graph_input("v_rotation", F32, 64, 64) if rotates_v else None,
-            indexer_rows=graph_input("indexer_rows", I64, n) if has_indexer else None,
-            indexer_mask=graph_input("indexer_mask", F16, *self._per_cell) if has_indexer else None,
-            indexer_rotation=graph_input("rotation", F32, indexer_side, indexer_side) if has_indexer else None,
+            mask=graph_input(self._mask_type, *self._per_cell),
+            k_rotation=graph_input(F32, side, side) if rotates_k else None,
+            v_rotation=graph_input(F32, 64, 64) if rotates_v else None,
+            indexer_rows=graph_input(I64, n) if has_indexer else None,
+            indexer_mask=graph_input(F16, *self._per_cell) if has_indexer else None,
+            indexer_rotation=graph_input(F32, indexer_side, indexer_side) if has_indexer else None,
         )
 
     @property

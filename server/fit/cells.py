@@ -18,6 +18,8 @@ _ROW_BLOCKS = {
     "q5_1": (32, 24),
 }
 _WINDOW_PADDING = 256
+_CUDA_ROW = 512  # MATRIX_ROW_PADDING
+_CUDA_ALIGNMENT = 128
 _STATE_BYTES = 4  # recurrent states are always f32
 
 
@@ -29,8 +31,9 @@ def row_bytes(type_: str, n_values: int) -> int:
     return n_values // per_block * n_bytes
 
 
-def cache_bytes(shape: ModelShape, block: Block, choice: ContextChoice, cells: Cells) -> int:
-    """What `block` keeps in the context that `choice` makes (llama_kv_cache, -_iswa, -_dsa, llama_memory_recurrent)."""
+def cache_bytes(shape: ModelShape, block: Block, choice: ContextChoice, cells: Cells, *, on_cuda: bool = False) -> int:
+    """What `block` keeps in the context that `choice` makes (llama_kv_cache, -_iswa, -_dsa, llama_memory_recurrent).
+    CUDA fills up each quantised tensor whose rows are no multiple of 512 values, once."""
     kept = block.kept
     n_cells = window_cells(shape, choice, cells) if kept.in_window else cells.n_ctx_seq
     # without flash attention values lie transposed, and then all blocks have rows of the widest
@@ -40,7 +43,19 @@ def cache_bytes(shape: ModelShape, block: Block, choice: ContextChoice, cells: C
     per_cell = row_bytes(choice.cache_type_k, kept.k_values) + row_bytes(choice.cache_type_v, v_values)
     indexer = row_bytes(choice.cache_type_k, kept.indexer_values) * cells.n_ctx_seq
     states = kept.state_values * _STATE_BYTES * choice.n_sequences
-    return (per_cell * n_cells + indexer) * cells.n_streams + states
+    filling = 0
+    if on_cuda:
+        filling = _filling(choice.cache_type_k, kept.k_values) + _filling(choice.cache_type_v, v_values)
+        filling += _filling(choice.cache_type_k, kept.indexer_values)
+    return (per_cell * n_cells + indexer) * cells.n_streams + states + filling
+
+
+def _filling(type_: str, n_values: int) -> int:
+    """ggml_backend_cuda_buffer_type_get_alloc_size, in whole units of its alignment."""
+    missing = -n_values % _CUDA_ROW
+    if not missing or _ROW_BLOCKS[type_][0] == 1:
+        return 0
+    return -(-row_bytes(type_, missing) // _CUDA_ALIGNMENT) * _CUDA_ALIGNMENT
 
 
 def window_cells(shape: ModelShape, choice: ContextChoice, cells: Cells) -> int:

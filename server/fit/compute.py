@@ -12,7 +12,7 @@ from server.fit.schedule import buffer_sizes
 _EXACT = frozenset({"glm-dsa", "glm4moe", "deepseek2", "llama"})  # whose graphs server/fit/architectures.py builds
 _CUDA_ALIGNMENT = 128
 _HOST_ALIGNMENT = 32
-_REPEATS_FROM = 8
+_REPEATS_FROM = 16
 # room for what an unknown graph may hold beside the parts that all models have
 _UNKNOWN_SHARE = 1.25
 

@@ -7,8 +7,10 @@ through their bytes and for the question whether a result may take an operand's 
 from __future__ import annotations
 
 from enum import IntEnum
+from math import prod
 
 F16, F32, I32, I64 = "f16", "f32", "i32", "i64"
+_ONES = ((1, 1, 1, 1), (1, 1, 1), (1, 1), (1,), ())  # a shape has four sizes
 _TYPE_BYTES = {F16: 2, F32: 4, I32: 4, I64: 8}
 
 
@@ -24,29 +26,25 @@ class Op(IntEnum):
 
 
 class Tensor:
-    """`n_bytes` of its data; `layout` is equal where ggml_are_same_layout says so, None for strided views."""
+    """`n_bytes` of its data; `layout` is equal where ggml_are_same_layout says so, None for strided views.
 
-    __slots__ = (
-        "backend",
-        "copies",
-        "extra_bytes",
-        "is_input",
-        "is_output",
-        "layout",
-        "n_batch",
-        "n_bytes",
-        "n_children",
-        "n_views",
-        "name",
-        "offset",
-        "op",
-        "outside",
-        "owned",
-        "seen",
-        "sources",
-        "view_of",
-        "weight",
-    )
+    The values that most tensors share are the class's: a graph has thousands, and planning makes hundreds of graphs.
+    """
+
+    is_input = False
+    is_output = False
+    outside = False  # weights and caches: memory that is not the graph's
+    weight = False
+    backend = -1
+    n_batch = 0  # rows that an operation with weights works on (get_op_batch_size in ggml-cuda.cu)
+    extra_bytes = 0  # flash attention on CUDA: the f16 copy
+    seen = False
+    copies: dict[int, list[Tensor]] | None = None  # by backend
+    # the allocator's
+    n_children = 0
+    n_views = 0
+    owned = False
+    offset = 0
 
     def __init__(
         self, op: Op, n_bytes: int, layout: object, sources: tuple[Tensor, ...] = (), view_of: Tensor | None = None
@@ -56,22 +54,7 @@ class Tensor:
         self.layout = layout
         self.sources = sources
         # views of views point to what lies below them all
-        self.view_of: Tensor | None = view_of.view_of or view_of if view_of is not None else None
-        self.name = ""
-        self.is_input = False
-        self.is_output = False
-        self.outside = False  # weights and caches: memory that is not the graph's
-        self.weight = False
-        self.backend = -1
-        self.n_batch = 0  # rows that an operation with weights works on (get_op_batch_size in ggml-cuda.cu)
-        self.extra_bytes = 0  # flash attention on CUDA: the f16 copy
-        self.seen = False
-        # the allocator's
-        self.n_children = 0
-        self.n_views = 0
-        self.owned = False
-        self.offset = 0
-        self.copies: dict[int, list[Tensor]] = {}
+        self.view_of: Tensor | None = None if view_of is None else view_of.view_of or view_of
 
 
 class Graph:
@@ -87,15 +70,13 @@ class Graph:
             return
         tensor.seen = True
         for source in tensor.sources:
-            self.expand(source)
+            if not source.seen:
+                self.expand(source)
         (self.leafs if tensor.op is Op.LEAF else self.nodes).append(tensor)
 
 
 def _shape(type_: str, sizes: tuple[int, ...]) -> tuple[int, object]:
-    n_values = 1
-    for size in sizes:
-        n_values *= size
-    return n_values * _TYPE_BYTES[type_], (type_, *sizes, *(1,) * (4 - len(sizes)))
+    return prod(sizes) * _TYPE_BYTES[type_], (type_, *sizes, *_ONES[len(sizes)])
 
 
 def leaf(type_: str, *sizes: int) -> Tensor:
@@ -103,10 +84,9 @@ def leaf(type_: str, *sizes: int) -> Tensor:
     return Tensor(Op.LEAF, *_shape(type_, sizes))
 
 
-def graph_input(name: str, type_: str, *sizes: int) -> Tensor:
+def graph_input(type_: str, *sizes: int) -> Tensor:
     tensor = leaf(type_, *sizes)
     tensor.is_input = True
-    tensor.name = name
     return tensor
 
 

@@ -209,7 +209,8 @@ class _Sums:
     def _cache(self, part: Part, home: int | None, blocks: Iterable[Block]) -> Row:
         choice, cells = self._choice, self.cells
         here = [block for block in blocks if self._cache_home(block) == home]
-        n_bytes = sum(cache_bytes(self._shape, block, choice, cells) for block in here)
+        on_cuda = home is not None and self._placement.devices[home].is_cuda
+        n_bytes = sum(cache_bytes(self._shape, block, choice, cells, on_cuda=on_cuda) for block in here)
         streams = f"{cells.n_streams} x {cells.n_ctx_seq}" if cells.n_streams > 1 else f"{cells.n_ctx}"
         types = choice.cache_type_k
         if choice.cache_type_v != types:

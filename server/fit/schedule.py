@@ -92,11 +92,11 @@ def _with_copies(graph: Graph, host: int, n_copies: int) -> tuple[list[tuple[Ten
 
     def close() -> None:
         for source in inputs:
-            dependency = Tensor(Op.LEAF, 0, None, (source,), source)
-            nodes.append((dependency, source.backend))
-            nodes.append((source.copies[current][0], current))
+            here = (source.copies or {})[current]
+            nodes.append((Tensor(Op.LEAF, 0, None, (source,), source), source.backend))
+            nodes.append((here[0], current))
             if n_copies > 1:
-                copies.extend((copy, current) for copy in source.copies[current])
+                copies.extend((copy, current) for copy in here)
         nodes.extend((node, node.backend) for node in split)
         split.clear()
         inputs.clear()
@@ -107,7 +107,8 @@ def _with_copies(graph: Graph, host: int, n_copies: int) -> tuple[list[tuple[Ten
             if node.backend != current or moves_weight:
                 close()
                 current = node.backend
-            node.sources = tuple(_at(source, current, inputs, n_copies, host) for source in node.sources)
+            if any(source.backend != current for source in node.sources):
+                node.sources = tuple(_at(source, current, inputs, n_copies) for source in node.sources)
         split.append(node)
     close()
     leafs: list[tuple[Tensor, int]] = []
@@ -116,10 +117,12 @@ def _with_copies(graph: Graph, host: int, n_copies: int) -> tuple[list[tuple[Ten
     return nodes, leafs + [(leaf, leaf.backend) for leaf in graph.leafs]
 
 
-def _at(source: Tensor, backend: int, inputs: list[Tensor], n_copies: int, host: int) -> Tensor:
+def _at(source: Tensor, backend: int, inputs: list[Tensor], n_copies: int) -> Tensor:
     """`source` itself, or its copy on `backend`."""
     if source.backend == backend:
         return source
+    if source.copies is None:
+        source.copies = {}
     if backend not in source.copies:
         source.copies[backend] = [_copy(source, n_copies > 1) for _ in range(n_copies)]
         inputs.append(source)
@@ -196,6 +199,21 @@ def _allocate(nodes: list[tuple[Tensor, int]], leafs: list[tuple[Tensor, int]], 
     """ggml_gallocr_alloc_graph_impl."""
     for tensor, backend in leafs:
         _place(tensor, backend, pools)
+    _count(nodes, pools)
+    for node, backend in nodes:
+        for source in node.sources:
+            if not source.owned and source.op is Op.LEAF:
+                _place(source, backend, pools)
+        if node.view_of is None:
+            _place(node, backend, pools)
+        for source in node.sources:
+            source.n_children -= 1
+            if source.n_children == 0 and source.n_views == 0:
+                _drop(source, pools)
+
+
+def _count(nodes: list[tuple[Tensor, int]], pools: list[_Pool]) -> None:
+    """Users and views of each tensor; inputs are placed before anything is computed."""
     for node, backend in nodes:
         if node.view_of is not None and node.op is not Op.LEAF:
             node.view_of.n_views += 1
@@ -205,14 +223,6 @@ def _allocate(nodes: list[tuple[Tensor, int]], leafs: list[tuple[Tensor, int]], 
             source.n_children += 1
             if source.is_input:
                 _place(source, backend, pools)
-    for node, backend in nodes:
-        for source in node.sources:
-            _place(source, backend, pools)
-        _place(node, backend, pools)
-        for source in node.sources:
-            source.n_children -= 1
-            if source.n_children == 0 and source.n_views == 0:
-                _drop(source, pools)
 
 
 def _place(tensor: Tensor, backend: int, pools: list[_Pool]) -> None:
