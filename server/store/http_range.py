@@ -91,9 +91,10 @@ class Link:
 class Getter:
     """One connection at a time. `stop` may be called by another thread."""
 
-    def __init__(self, link: Link, *, timeout_s: float) -> None:
+    def __init__(self, link: Link, *, timeout_s: float, window_bytes: int = 4 << 20) -> None:
         self._link = link
         self._timeout_s = timeout_s
+        self._window_bytes = window_bytes
         self._connection: http.client.HTTPConnection | None = None
         self._host: tuple[str, str] | None = None
         self._body: _Body | None = None
@@ -175,6 +176,8 @@ class Getter:
         if connection.sock is not None:
             with suppress(OSError):
                 connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                # What the kernel holds for a reader that is killed is lost.
+                connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_WINDOW_CLAMP, self._window_bytes)
         if self._stopped.is_set():
             self.stop()
         return connection

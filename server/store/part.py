@@ -22,7 +22,7 @@ from server.store.spans import Span, Spans
 
 WORK_FOLDER = ".fetch"  # beside the files: states, locks, sums
 
-CLAIM_EVERY_BYTES = 16 << 20  # the most that a killed process has to get again, but for what was on its way
+CLAIM_EVERY_BYTES = 8 << 20  # the most that a killed process has to get again, but for what was on its way
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 

@@ -25,6 +25,8 @@ from server.store.sums import Summer, Sums
 _READ_BYTES = 256 << 10
 _LEAST_PIECE_BYTES = 1 << 20
 _HASH_BYTES = 1 << 20
+_WINDOWS_BYTES = 32 << 20  # of all connections together: enough for 320 MB/s over 100 ms
+_LEAST_WINDOW_BYTES = 256 << 10
 _LONGEST_WAIT_S = 60.0
 _LONGEST_END_S = 3.0
 
@@ -111,7 +113,10 @@ class Transfer:
         """The sums of the whole file. Calls `tick` again and again. Raises FetchError, Refused, OSError, and whatever
         `tick` raises; the part then keeps what has come."""
         n = min(self._options.connections, max(1, len(self._work.waiting)))
-        self._getters = [Getter(self._link, timeout_s=self._options.read_timeout_s) for _ in range(n)]
+        window_bytes = max(_LEAST_WINDOW_BYTES, _WINDOWS_BYTES // n)
+        self._getters = [
+            Getter(self._link, timeout_s=self._options.read_timeout_s, window_bytes=window_bytes) for _ in range(n)
+        ]
         workers = [threading.Thread(target=self._get, args=(each,), daemon=True) for each in self._getters]
         hasher = threading.Thread(target=self._hash, name="hash", daemon=True)
         syncer = Syncer(

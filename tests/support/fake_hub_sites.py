@@ -95,6 +95,8 @@ class _Handler(BaseHTTPRequestHandler):
     def setup(self) -> None:
         super().setup()
         self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # what was handed to the kernel counts as sent, so little of it may wait there
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 256 << 10)
 
     def log_message(self, format: str, *args: Any) -> None:
         """The requests are recorded instead."""
