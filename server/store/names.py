@@ -3,6 +3,7 @@ whether a path exists."""
 
 from __future__ import annotations
 
+import glob
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -84,6 +85,8 @@ def is_path(text: str) -> bool:
         return True  # resolve_model says what is wrong with it
     if "://" in text or text.startswith(_HUB_PREFIXES):
         return False
+    if glob.has_magic(text):
+        return True
     return (
         text.startswith(("/", "~", "."))
         or text.lower().endswith(".gguf")

@@ -37,7 +37,8 @@ def test_what_is_no_hub_name(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["/models/x", "./x", "../x", "~/x", "x.gguf", "a/b.GGUF", "models\\x", "a/b/c", "a\0b", "~no-such-user/x"]
+    "text",
+    ["/models/x", "./x", "../x", "~/x", "x.gguf", "a/b.GGUF", "models\\x", "a/*", "a/b/c", "a\0b", "~no-such-user/x"],
 )
 def test_what_only_a_path_looks_like(text: str) -> None:
     assert is_path(text)
