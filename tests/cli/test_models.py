@@ -9,6 +9,7 @@ import pytest
 
 from server.cli import main
 from server.cli.models_display import json_text, list_text
+from server.cli.this_box import Memory
 from server.store.local import local_models
 from server.store.recipes import load_recipes
 from tests.support.gguf_bytes import write_shards
@@ -19,6 +20,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name in ("HF_HOME", "HF_HUB_CACHE", "GLMSERVE_MODELS_DIR"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("server.cli.this_box.memory_here", lambda _environment: Memory((85 * 10**9,) * 8, 10**12))
     return tmp_path
 
 
@@ -43,12 +45,13 @@ def test_recipes_are_listed_with_what_is_here(home: Path, capsys: pytest.Capture
     part = put(models / "unsloth--GLM-5.2-GGUF" / "UD-IQ2_M", "GLM-5.2-UD-IQ2_M", 3)
     part.unlink()
     lines = listed(capsys)
-    assert lines[0].split() == ["MODEL", "QUANT", "SIZE", "SHARDS", "HERE"]
-    assert row(lines, "glm-5.2", "UD-Q4_K_M", "*") == ["466.0", "GB", "11", "no"]
-    assert row(lines, "UD-IQ4_NL") == ["unknown", "9", "no"]
-    assert row(lines, "UD-Q3_K_M") == [*size_words(first), "2", str(first)]
+    assert lines[0].split() == ["MODEL", "QUANT", "SIZE", "SHARDS", "HERE", "THIS", "BOX"]
+    assert row(lines, "glm-5.2", "UD-Q4_K_M", "*") == ["466.0", "GB", "11", "no", "fits", "the", "GPUs"]
+    assert row(lines, "UD-IQ4_NL") == ["unknown", "9", "no", "unknown"]
+    assert row(lines, "UD-Q3_K_M") == [*size_words(first), "2", str(first), "fits", "the", "GPUs"]
     assert "2 of 3 files in " + str(part.parent) in "\n".join(lines)
-    assert row(lines, "tiny-glm") == ["2.0", "MB", "3", "yes"]
+    assert row(lines, "tiny-glm") == ["2.0", "MB", "3", "yes", "fits"]
+    assert lines[-1] == "This box, roughly and by size alone: 8 GPUs (85.0 GB), 1.0 TB of RAM."
     assert "OTHER MODELS HERE" not in "\n".join(lines)
 
 

@@ -36,6 +36,7 @@ SPEC = Spec(
 
 def run(call: Call) -> int:
     from server.cli.models_display import json_text, list_text, one_text
+    from server.cli.this_box import judge_for, memory_here
     from server.store.local import local_models
     from server.store.places import Places
     from server.store.recipes import load_recipes, recipe_named
@@ -45,11 +46,15 @@ def run(call: Call) -> int:
         recipes = (recipe_named(call["name"], recipes),)
     places = Places.from_environment(call.environment, call["models-dir"])
     local = local_models(places.models, places.hf_cache)
+    memory = memory_here(call.environment)
+    judge = judge_for(memory)
     if call["json"]:
-        sys.stdout.write(json_text(recipes, local))
+        text = json_text(recipes, local, judge=judge)
     elif call["name"]:
-        sys.stdout.write(one_text(recipes[0], local))
+        text = one_text(recipes[0], local, judge=judge)
     else:
-        sys.stdout.write(list_text(recipes, local, color=sys.stdout.isatty()))
+        text = list_text(recipes, local, color=sys.stdout.isatty(), judge=judge)
+        text += f"This box, roughly and by size alone: {memory.text}.\n"
+    sys.stdout.write(text)
     sys.stdout.flush()
     return 0
