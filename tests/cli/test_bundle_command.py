@@ -59,7 +59,7 @@ def test_settings_of_a_file_are_taken_as_they_are(tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (("create", "tiny-glm"), "bundle create needs --to"),
-        (("create", "glm-5.2", "--to", "x"), "fetch them first (python -m server fetch glm-5.2 --to DIR)"),
+        (("create", "glm-5.2", "--to", "x"), "run 'python -m server fetch unsloth/GLM-5.2-GGUF:UD-Q4_K_M' first"),
         (("create", "tiny-glm", "--to", "x", "--box", "8x80"), "no advice for 'tiny-glm' on it"),
         (("create", "tiny-glm", "--to", "x", "--config", "/nowhere"), "there is no such file"),
         (("create", "/nowhere/m.gguf", "--to", "x"), "there is no file"),

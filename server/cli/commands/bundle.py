@@ -46,13 +46,14 @@ _TO = option("--to", _FOLDER, None, "folder to write, empty or new")
 _CREATE = Spec(
     "create",
     "Pack a model, the server and all it needs. Needs a clone of glmserve and, once, the network.",
-    places=(Place("NAME", "a recipe (`python -m server models`), or the path of a model"),),
+    places=(Place("NAME", "a recipe, a hub name OWNER/REPO:QUANT, or the path of a model"),),
     groups=(
         Group(
             "Bundle",
             (
                 _TO,
-                option("--from", _FOLDER, None, "where the recipe's files were fetched to"),
+                option("--from", _FOLDER, None, "folder of the model's files (default: where fetch puts them)"),
+                option("--models-dir", _FOLDER, None, "the models folder", env="GLMSERVE_MODELS_DIR"),
                 option(
                     "--box",
                     Choice(choices=("8x80", "8x141", "4x96", "1x24+ram", "cpu"), metavar="BOX", sample="8x80"),
@@ -231,8 +232,8 @@ def _order(call: Call) -> Order:
     from server.store.source import resolve_model
 
     asked = call["name"]
-    recipe = None if os.path.exists(asked) else find_recipe(asked)
-    files = resolve_model(_place_of(asked, recipe, call["from"]))
+    recipe = None if os.path.exists(asked) else find_recipe(asked.partition(":")[0])
+    files = resolve_model(_place_of(call))
     name = recipe.name if recipe else files.name
     return Order(
         name=name,
@@ -250,23 +251,24 @@ def _order(call: Call) -> Order:
     )
 
 
-def _place_of(asked: str, recipe: Recipe | None, fetched_to: str | None) -> Path:
-    """Where the model's files are."""
-    from server.store.recipes import RECIPES_FOLDER
-    from server.store.source import demo_model
+def _place_of(call: Call) -> Path:
+    """Where the model's files are. Nothing is fetched here: that deserves a command of its own."""
+    from server.store.names import parse_name
+    from server.store.obtain import fetch_command
+    from server.store.places import Places
 
-    if fetched_to is not None:
-        return Path(fetched_to)
-    if recipe is None:
-        return Path(asked)
-    if recipe.directory is not None:
-        return RECIPES_FOLDER / recipe.directory
-    if recipe.package is not None:
-        return demo_model()
-    raise ConfigError(
-        f"'{asked}' is a recipe, and a bundle is packed of files that are here: fetch them first "
-        f"(python -m server fetch {asked} --to DIR), then give --from DIR"
-    )
+    if call["from"] is not None:
+        return Path(call["from"]).expanduser()
+    name = parse_name(call["name"])
+    if isinstance(name, Path):
+        return name
+    here = Places.from_environment(call.environment, call["models-dir"]).find(name)
+    if here is None:
+        raise ConfigError(
+            f"{name} is not on this machine, and a bundle is packed of files that are: run '{fetch_command(name)}' "
+            f"first, or name their folder with --from"
+        )
+    return here
 
 
 def _file(call: Call, key: str) -> Path | None:
