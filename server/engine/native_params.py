@@ -6,6 +6,7 @@ Every refusal names the flag, the value and the way out. Nothing here loads a mo
 from __future__ import annotations
 
 import ctypes
+import os
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -176,14 +177,27 @@ def _has_latent_cache(header: Header) -> bool:
     return header.architecture == "deepseek4" or bool(header.integer(f"{header.architecture}.attention.key_length_mla"))
 
 
-def _check_devices(options: ModelOptions, header: Header, gpus: list[Device]) -> list[str]:
+def check_that_the_cpu_is_meant(options: ModelOptions, has_gpus: bool, nvidia: str = "/dev/nvidia0") -> list[str]:
+    """Nobody gets two tokens a second from a machine full of GPUs without being told: raises ConfigError where a flag
+    asks for GPUs that llama.cpp does not see, warns where they are in the machine and no flag says anything."""
     asked = options.n_gpu_layers
-    if asked is not None and asked != 0 and not gpus:
-        wanted = "all" if asked < 0 else str(asked)
-        raise ConfigError(
-            f"--n-gpu-layers {wanted} asks for a GPU, but llama.cpp sees none here; use --n-gpu-layers 0 to run on the "
-            f"CPU, or install a llama-cpp-python built for your GPU"
-        )
+    if has_gpus or asked == 0:
+        return []
+    ruled_out = options.devices == ("none",)
+    if asked is None and (ruled_out or len(options.tensor_split) < 2):
+        if not ruled_out and os.path.exists(nvidia):
+            warning = "there are NVIDIA GPUs in this machine, but llama.cpp sees none, and the CPU computes"
+            return [f"{warning}; `python -m server doctor` says why; --n-gpu-layers 0 says that it is meant"]
+        return []
+    flag = "--tensor-split" if asked is None else f"--n-gpu-layers {'all' if asked < 0 else asked}"
+    raise ConfigError(
+        f"{flag} asks for a GPU, but llama.cpp sees none here (`python -m server doctor` says why); use --n-gpu-layers "
+        f"0 to run on the CPU, or install a llama-cpp-python built for your GPU"
+    )
+
+
+def _check_devices(options: ModelOptions, header: Header, gpus: list[Device]) -> list[str]:
+    warnings = check_that_the_cpu_is_meant(options, bool(gpus))
     if options.split_mode == "tensor":
         if header.architecture in _NO_TENSOR_SPLIT:
             raise ConfigError(
@@ -198,8 +212,9 @@ def _check_devices(options: ModelOptions, header: Header, gpus: list[Device]) ->
             f"{_names(gpus)}"
         )
     if len(options.tensor_split) > len(gpus):
-        return [f"--tensor-split names {len(options.tensor_split)} shares for {len(gpus)} GPUs; the rest has no effect"]
-    return []
+        shares = f"{len(options.tensor_split)} shares for {len(gpus)} GPUs"
+        warnings.append(f"--tensor-split names {shares}; the rest has no effect")
+    return warnings
 
 
 def _names(devices: list[Device]) -> str:

@@ -183,6 +183,19 @@ def test_latent_attention_needs_one_cache_type() -> None:
     build_params(MLA, ModelOptions("x.gguf", cache_type_k="q8_0", cache_type_v="q8_0"))
 
 
+def test_the_cpu_never_computes_unawares_where_gpus_are_meant(tmp_path: Path) -> None:
+    here, gone = tmp_path / "nvidia0", str(tmp_path / "none")
+    here.touch()
+    (warning,) = native_params.check_that_the_cpu_is_meant(ModelOptions("x.gguf"), False, str(here))
+    assert "llama.cpp sees none" in warning
+    assert native_params.check_that_the_cpu_is_meant(ModelOptions("x.gguf"), False, gone) == []
+    assert native_params.check_that_the_cpu_is_meant(ModelOptions("x.gguf"), True, str(here)) == []
+    for meant in (ModelOptions("x.gguf", n_gpu_layers=0), ModelOptions("x.gguf", devices=("none",))):
+        assert native_params.check_that_the_cpu_is_meant(meant, False, str(here)) == []
+    with pytest.raises(ConfigError, match="--tensor-split asks for a GPU"):
+        native_params.check_that_the_cpu_is_meant(ModelOptions("x.gguf", tensor_split=(1.0, 1.0)), False, gone)
+
+
 def test_tensor_split_is_refused_for_architectures_without_it() -> None:
     with pytest.raises(ConfigError, match=r"not possible with 'glm-dsa' models in this .*; use --split-mode layer"):
         build_params(MLA, ModelOptions("x.gguf", split_mode="tensor", flash_attn="on"))

@@ -29,6 +29,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("models", "list the models that there are recipes for, and which are here"),
     Command("verify", "check the files of a model, down to the last byte"),
     Command("bundle", "pack a model for a machine without a network; install it there"),
+    Command("doctor", "look at this machine: what it lacks, and what to do about it"),
 )
 
 
