@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from server.fit.choice import ContextChoice  # noqa: E402
-from server.fit.probe import DryRun, dry_run  # noqa: E402
+from server.fit.probe import dry_run  # noqa: E402
 from tests.support.dry_runs import TABLE, Case  # noqa: E402
 from tests.support.shapes import write_shape  # noqa: E402
 
@@ -87,6 +87,10 @@ def cases_of_eight(folder: Path, library: Path):
     for model in ("glm-5.2", "glm-4.6"):
         yield from measure(folder, library, model, COUNTS[model], drafting, pipelined=True, draft=True)
     apart = [choice(131_072, 512, 2, False, "q8_0"), choice(32_768, 2048, 1, True, "f16")]
+    for model, counts in (("glm-5.2", [78]), ("glm-5.2", [20, 20]), ("glm-4.6", [40]), ("glm-4.7-flash", [10, 10])):
+        yield from measure(folder, library, model, counts, apart, n_on_host=BLOCKS[model] - sum(counts))
+    for model, counts in (("glm-5.2", [80]), ("glm-4.6", [94]), ("glm-4.7-flash", [24, 24])):
+        yield from measure(folder, library, model, counts, apart, offload_kqv=False)
     for model, n_apart in (("glm-5.2", 79), ("glm-5.2", 40), ("glm-4.6", 20)):
         yield from measure(folder, library, model, COUNTS[model], apart, n_apart=n_apart)
 
@@ -103,35 +107,41 @@ def choice(n_ctx: int, n_ubatch: int, n_slots: int, unified: bool, type_: str) -
     )
 
 
-def measure(folder, library, model, counts, choices, *, pipelined=False, draft=False, n_apart=0):
-    options = {"path": str(write_shape(folder, model)), "tensor_split": counts, "n_cpu_moe": n_apart}
-    options |= {"use_extra_bufts": False}
-    if not pipelined:
+def measure(
+    folder, library, model, counts, choices, *, pipelined=False, draft=False, n_apart=0, n_on_host=0, offload_kqv=True
+):
+    options = {
+        "path": str(write_shape(folder, model)),
+        "tensor_split": counts,
+        "n_gpu_layers": sum(counts),
+        "n_cpu_moe": n_apart,
+        "offload_kqv": offload_kqv,
+        "use_extra_bufts": False,
+    }
+    if not pipelined and offload_kqv and len(counts) > 1:
         options |= NOT_PIPELINED
     environment = {"FAKE_DEVICES": str(len(counts))}
+    names = [f"FAKE{index}" for index in range(len(counts))]
     runs = dry_run(options, choices, draft=draft, backends=[str(library)], environment=environment)
     for each, run in zip(choices, runs, strict=True):
         if run.error or run.pipelined is not pipelined or not run.exact:
             sys.exit(f"{model} {each}: {run}")
-        yield case(model, counts, each, run, pipelined=pipelined, draft=draft, n_apart=n_apart)
-
-
-def case(model, counts, each: ContextChoice, run: DryRun, *, pipelined: bool, draft: bool, n_apart: int) -> Case:
-    names = [f"FAKE{index}" for index in range(len(counts))]
-    return Case(
-        model=model,
-        counts=tuple(counts),
-        pipelined=pipelined,
-        draft=draft,
-        n_apart=n_apart,
-        n_ctx=each.n_ctx,
-        n_slots=each.n_slots,
-        unified=each.kv_unified,
-        n_ubatch=each.n_ubatch,
-        cache_type=each.cache_type_k,
-        cache=sum(buffer.context for buffer in run.buffers),
-        compute=run.compute(names),
-    )
+        yield Case(
+            model=model,
+            counts=tuple(counts),
+            pipelined=pipelined,
+            draft=draft,
+            n_apart=n_apart,
+            n_on_host=n_on_host,
+            offload_kqv=offload_kqv,
+            n_ctx=each.n_ctx,
+            n_slots=each.n_slots,
+            unified=each.kv_unified,
+            n_ubatch=each.n_ubatch,
+            cache_type=each.cache_type_k,
+            cache=sum(buffer.context for buffer in run.buffers),
+            compute=run.compute(names),
+        )
 
 
 if __name__ == "__main__":

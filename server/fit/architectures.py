@@ -175,6 +175,10 @@ class Builder:
     def _weight(self, block: Block, name: str) -> Tensor:
         return weight(block.tensors.get(name, 0), self._homes.blocks[block.index])
 
+    def _cache(self, block: Block, type_: str, n_values: int) -> Tensor:
+        home = self._homes.blocks[block.index] if self._choice.offload_kqv else self._homes.host
+        return cache(row_bytes(type_, n_values) * self._cells.n_ctx, home)
+
     def _norm(self, rows: Tensor, factors: Tensor, *sizes: int) -> Tensor:
         normed = operation(Op.IN_PLACE, (rows,), F32, *sizes)
         return operation(Op.IN_PLACE, (normed, factors), F32, *sizes, n_batch=sizes[-1])
@@ -247,7 +251,7 @@ class Builder:
         return self._grouped(block, rows, inputs)
 
     def _grouped(self, block: Block, rows: Tensor, inputs: _Inputs) -> Tensor:
-        shape, n, home, graph = self._shape, self._n, self._homes.blocks[block.index], self.graph
+        shape, n, graph = self._shape, self._n, self.graph
         q = self._heads(block, "attn_q", rows, shape.n_head, shape.head_k)
         k = self._heads(block, "attn_k", rows, shape.n_head_kv, shape.head_k)
         v = self._heads(block, "attn_v", rows, shape.n_head_kv, shape.head_v)
@@ -265,8 +269,8 @@ class Builder:
         for rows_of in (q, v, k):
             graph.expand(rows_of)
         kept, choice = block.kept, self._choice
-        k_cache = cache(row_bytes(choice.cache_type_k, kept.k_values) * self._cells.n_ctx, home)
-        v_cache = cache(row_bytes(choice.cache_type_v, kept.v_values) * self._cells.n_ctx, home)
+        k_cache = self._cache(block, choice.cache_type_k, kept.k_values)
+        v_cache = self._cache(block, choice.cache_type_v, kept.v_values)
         assert inputs.v_rows is not None
         graph.expand(store(k_cache, view(k), inputs.k_rows))
         graph.expand(store(v_cache, view(v), inputs.v_rows))
@@ -302,8 +306,7 @@ class Builder:
         k = operation(Op.OTHER, (v, k_rope), F32, lora + rope, 1, n)
         for rows_of in (q, v, k):
             graph.expand(rows_of)
-        k_bytes = row_bytes(self._choice.cache_type_k, block.kept.k_values) * self._cells.n_ctx
-        k_cache = cache(k_bytes, self._homes.blocks[block.index])
+        k_cache = self._cache(block, self._choice.cache_type_k, block.kept.k_values)
         graph.expand(store(k_cache, view(k), inputs.k_rows))
         mask = self._chosen_mask(inputs.mask) if indexer else inputs.mask
         out = self._attend(block, q, k_cache, None, mask, lora)
@@ -328,8 +331,7 @@ class Builder:
         k = operation(Op.ROPE, (view(k), inputs.positions), F32, width, 1, n)
         q = operation(Op.OTHER, (rotation, q), F32, width, heads, n)
         k = operation(Op.OTHER, (rotation, k), F32, width, 1, n)
-        k_bytes = row_bytes(self._choice.cache_type_k, width) * self._cells.n_ctx
-        k_cache = cache(k_bytes, self._homes.blocks[block.index])
+        k_cache = self._cache(block, self._choice.cache_type_k, width)
         graph.expand(store(k_cache, view(k), at))
         weights = self._matmul(self._weight(block, "indexer.proj.weight"), rows, heads, n)
         weights = operation(Op.IN_PLACE, (view(weights),), F32, heads, n)
@@ -368,6 +370,8 @@ class Builder:
         out.extra_bytes = self._copy_bytes(block)
         if v is not None:
             return out
+        if self._choice.cache_type_k != F16:
+            out.moved_extra_bytes = 2 * width * self._cells.n_ctx
         out = self._decompressed(block, out)
         return operation(Op.OTHER, (view(out),), F32, self._shape.head_v_mla, heads, n)
 

@@ -31,7 +31,8 @@ class ContextChoice:
     cache_type_v: str = "f16"
     flash_attn: bool = True
     n_outputs_max: int = 0  # rows of logits in one batch; 0: one for each sequence
-    offload_kqv: bool = True
+    offload_kqv: bool = True  # False: the cache stays on the host
+    op_offload: bool = True  # a GPU fetches weights that lie on the host for a prompt's tokens
     swa_full: bool = False
     mtp: bool = False  # a second context for the NextN block, with a cache of its own
     cache_ram_bytes: int = 0  # host memory for sequences that were swapped out (--cache-ram)

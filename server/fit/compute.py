@@ -41,7 +41,7 @@ def _answering(shape: ModelShape, choice: ContextChoice, placement: Placement) -
     homes = Homes(few.homes, experts, few.output, few.host)
     graph = _builder(shape, choice, homes).trunk(few.blocks, few.idle)
     cuda = {few.backend_of[index] for index, device in enumerate(placement.devices) if device.is_cuda}
-    sizes = _scheduled(graph, few.host, frozenset(cuda), placement.pipelined)
+    sizes = _scheduled(graph, few.host, frozenset(cuda), placement, choice)
     return [sizes[backend] for backend in few.backend_of]
 
 
@@ -52,7 +52,7 @@ def _drafting(shape: ModelShape, choice: ContextChoice, placement: Placement) ->
     output = host if placement.output is None else placement.output
     graph = _builder(shape, choice, Homes(blocks, experts, output, host)).draft()
     cuda = frozenset(index for index, device in enumerate(placement.devices) if device.is_cuda)
-    return _scheduled(graph, host, cuda, placement.pipelined)
+    return _scheduled(graph, host, cuda, placement, choice)
 
 
 def _builder(shape: ModelShape, choice: ContextChoice, homes: Homes) -> Builder:
@@ -61,9 +61,14 @@ def _builder(shape: ModelShape, choice: ContextChoice, homes: Homes) -> Builder:
     return Builder(shape, choice, cells, homes, n_tokens, min(n_tokens, choice.n_outputs))
 
 
-def _scheduled(graph: Graph, host: int, cuda: frozenset[int], pipelined: bool) -> list[int]:
-    alignments = [_CUDA_ALIGNMENT] * host + [_HOST_ALIGNMENT]
-    return buffer_sizes(graph, alignments, copies_to_f16=cuda, pipelined=pipelined)
+def _scheduled(graph: Graph, host: int, cuda: frozenset[int], placement: Placement, choice: ContextChoice) -> list[int]:
+    return buffer_sizes(
+        graph,
+        [_CUDA_ALIGNMENT] * host + [_HOST_ALIGNMENT],
+        copies_to_f16=cuda,
+        pipelined=placement.pipelined and choice.offload_kqv,
+        op_offload=choice.op_offload,
+    )
 
 
 def _without_attention(shape: ModelShape, placement: Placement, n_tokens: int, n_outputs: int) -> tuple[int, ...]:

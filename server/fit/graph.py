@@ -38,6 +38,7 @@ class Tensor:
     backend = -1
     n_batch = 0  # rows that an operation with weights works on (get_op_batch_size in ggml-cuda.cu)
     extra_bytes = 0  # flash attention on CUDA: the f16 copy
+    moved_extra_bytes = 0  # and one more where the cache is on another backend: then values are no view of keys
     seen = False
     copies: dict[int, list[Tensor]] | None = None  # by backend
     # the allocator's

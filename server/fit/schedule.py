@@ -29,7 +29,7 @@ def buffer_sizes(
     _assign(graph, host, op_offload)
     for node in graph.nodes:
         if node.backend not in copies_to_f16:
-            node.extra_bytes = 0
+            node.extra_bytes = node.moved_extra_bytes = 0
     nodes, leafs = _with_copies(graph, host, _N_COPIES if pipelined else 1)
     pools = [_Pool(alignment) for alignment in alignments]
     _allocate(nodes, leafs, pools)
@@ -107,6 +107,8 @@ def _with_copies(graph: Graph, host: int, n_copies: int) -> tuple[list[tuple[Ten
             if node.backend != current or moves_weight:
                 close()
                 current = node.backend
+            if node.moved_extra_bytes and node.sources[1].backend != current:
+                node.extra_bytes += node.moved_extra_bytes
             if any(source.backend != current for source in node.sources):
                 node.sources = tuple(_at(source, current, inputs, n_copies) for source in node.sources)
         split.append(node)

@@ -1,4 +1,4 @@
-"""Plans against 112 dry runs on one and eight devices that plan like CUDA's (scripts/measure_dry_runs.py)."""
+"""Plans against 126 dry runs on one and eight devices that plan like CUDA's (scripts/measure_dry_runs.py)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.fit.test_memory import HOST
 from tests.support.dry_runs import Case, read_table
 
 GIB = 1 << 30
-SHARE_OFF = 0.001
+SHARE_OFF = 1e-5
 
 
 def planned(plan: MemoryPlan, draft: bool) -> tuple[int, list[int]]:
@@ -21,7 +21,7 @@ def planned(plan: MemoryPlan, draft: bool) -> tuple[int, list[int]]:
 
 def test_caches_are_exact_and_buffers_nearly_always(shapes: Shapes) -> None:
     cases = read_table()
-    assert len(cases) > 100
+    assert len(cases) > 120
     n_exact = 0
     for case in cases:
         plan = plan_memory(shapes.of(case.model), case.choice(), case.placement(), HOST)
@@ -31,7 +31,7 @@ def test_caches_are_exact_and_buffers_nearly_always(shapes: Shapes) -> None:
         for mine, told in zip(compute, case.compute, strict=True):
             assert abs(mine - told) <= SHARE_OFF * told, case
         n_exact += compute == list(case.compute)
-    assert n_exact > 0.93 * len(cases), n_exact
+    assert n_exact > 0.9 * len(cases), n_exact
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,16 @@ TABLE = Path(__file__).parents[1] / "fit" / "dry_runs.json"
 
 @dataclass(frozen=True)
 class Case:
-    """`compute`: bytes of each device and then the host; `cache`: bytes of all devices; `n_apart`: --n-cpu-moe."""
+    """`compute`: bytes of each device and then the host; `cache`: bytes of all places; `n_apart`: --n-cpu-moe;
+    `n_on_host`: blocks that --n-gpu-layers leaves there."""
 
     model: str
     counts: tuple[int, ...]
     pipelined: bool
     draft: bool
     n_apart: int
+    n_on_host: int
+    offload_kqv: bool
     n_ctx: int
     n_slots: int
     unified: bool
@@ -42,13 +45,20 @@ class Case:
             cache_type_k=self.cache_type,
             cache_type_v=self.cache_type,
             mtp=self.draft,
+            offload_kqv=self.offload_kqv,
         )
 
     def placement(self) -> Placement:
         devices = [Device(f"FAKE{index}", 80 << 30, 80 << 30) for index in range(len(self.counts))]
         apart = frozenset(range(self.n_apart))
-        n_blocks = sum(self.counts) - 1
-        return place_by_counts(devices, self.counts, n_blocks, experts_on_host=apart, pipelined=self.pipelined)
+        return place_by_counts(
+            devices,
+            self.counts,
+            sum(self.counts) + self.n_on_host - 1,
+            n_on_host=self.n_on_host,
+            experts_on_host=apart,
+            pipelined=self.pipelined,
+        )
 
 
 def read_table() -> list[Case]:
@@ -56,6 +66,7 @@ def read_table() -> list[Case]:
 
 
 def _case(model: str, counts: list[int], pipelined: int, draft: int, n_apart: int, *rest: Any) -> Case:
-    n_ctx, n_slots, unified, n_ubatch, cache_type, cache, compute = rest
-    known = (bool(pipelined), bool(draft), n_apart, n_ctx, n_slots, bool(unified), n_ubatch, cache_type, cache)
-    return Case(model, tuple(counts), *known, tuple(compute))
+    n_on_host, offload_kqv, n_ctx, n_slots, unified, n_ubatch, cache_type, cache, compute = rest
+    placed = (bool(pipelined), bool(draft), n_apart, n_on_host, bool(offload_kqv))
+    sizes = (n_ctx, n_slots, bool(unified), n_ubatch, cache_type, cache)
+    return Case(model, tuple(counts), *placed, *sizes, tuple(compute))
