@@ -308,7 +308,7 @@ class Builder:
             graph.expand(rows_of)
         k_cache = self._cache(block, self._choice.cache_type_k, block.kept.k_values)
         graph.expand(store(k_cache, view(k), inputs.k_rows))
-        mask = self._chosen_mask(inputs.mask) if indexer else inputs.mask
+        mask = inputs.mask if not indexer or self._top_k is None else self._chosen_mask(inputs.mask, self._top_k)
         out = self._attend(block, q, k_cache, None, mask, lora)
         out = view(out, sizes=(heads * shape.head_v_mla, n))
         graph.expand(out)
@@ -350,13 +350,12 @@ class Builder:
             zeros.backend = backend
             self.graph.expand(zeros)
 
-    def _chosen_mask(self, mask: Tensor) -> Tensor:
+    def _chosen_mask(self, mask: Tensor, top_k: Tensor) -> Tensor:
         """The mask with all cells closed but those that the indexer chose."""
-        assert self._top_k is not None
         closed = operation(Op.IN_PLACE, (mask,), self._mask_type, *self._per_cell)
         zeros = leaf(F32, 1, self._n_chosen, *self._per_cell[1::2])
         zeros = operation(Op.IN_PLACE, (zeros,), F32, 1, self._n_chosen, *self._per_cell[1::2])
-        opened = view(store(view(closed), zeros, view(self._top_k)))
+        opened = view(store(view(closed), zeros, view(top_k)))
         return operation(Op.IN_PLACE, (opened, mask), self._mask_type, *self._per_cell)
 
     def _attend(self, block: Block, q: Tensor, k: Tensor, v: Tensor | None, mask: Tensor, width: int) -> Tensor:

@@ -15,6 +15,9 @@ _HOST_ALIGNMENT = 32
 _REPEATS_FROM = 16
 # room for what an unknown graph may hold beside the parts that all models have
 _UNKNOWN_SHARE = 1.25
+_POOL_BYTES = 7  # a score, its mask, and a little
+_POOLING_ROWS = 4  # of a pool's keys, at the peak
+_KEPT_OF_A_POOL = 3  # key, gate and pooled key make a cached row
 
 
 def is_exact(shape: ModelShape) -> bool:
@@ -30,7 +33,21 @@ def compute_bytes(
     if not shape.n_head or not shape.head_k:
         return _without_attention(shape, placement, n_tokens, min(n_tokens, choice.n_outputs))
     sizes = _drafting(shape, choice, placement) if draft else _answering(shape, choice, placement)
-    return tuple(sizes if is_exact(shape) else (round(size * _UNKNOWN_SHARE) for size in sizes))
+    if is_exact(shape):
+        return tuple(sizes)
+    pools = _pools(shape, choice)
+    return tuple(round(size * _UNKNOWN_SHARE) + pools for size in sizes)
+
+
+def _pools(shape: ModelShape, choice: ContextChoice) -> int:
+    """A pooling indexer (glm5-next) makes room for the pools of every sequence, each as if it filled its whole cache:
+    their keys, while they are pooled, and a score and a mask for each token of a batch."""
+    if not shape.indexer_pool:
+        return 0
+    cells = choice.cells(shape.n_ctx_train)
+    n_pools = cells.n_ctx_seq // shape.indexer_pool * choice.n_sequences
+    keys = _POOLING_ROWS * 4 * shape.indexer_pool * shape.indexer_width // _KEPT_OF_A_POOL
+    return n_pools * (_POOL_BYTES * choice.n_tokens(shape.n_ctx_train) + keys)
 
 
 def _answering(shape: ModelShape, choice: ContextChoice, placement: Placement) -> list[int]:

@@ -87,6 +87,7 @@ class ModelShape:
     indexer_heads: int
     indexer_width: int  # of a cached indexer key; 0: no sparse attention
     indexer_top_k: int
+    indexer_pool: int  # tokens that a pooling indexer takes together; 0: it looks at each
     window: int  # tokens that a sliding window sees back; 0: none
     cache_is_known: bool  # False: an architecture whose cache these rules do not cover; ask a dry run
 
@@ -158,6 +159,7 @@ def read_shape(headers: Sequence[Header]) -> ModelShape:
         indexer_heads=data.integer("attention.indexer.head_count"),
         indexer_width=max((block.kept.indexer_values for block in blocks), default=0),
         indexer_top_k=data.integer("attention.indexer.top_k"),
+        indexer_pool=data.integer("attention.indexer.kpool"),
         window=window_tokens(data) if any(keeps.in_window for keeps in kept) else 0,
         cache_is_known=known,
     )
@@ -175,7 +177,7 @@ def kind_of(name: str) -> Kind:
         return Kind.EXPERTS
     if name.startswith("nextn."):
         return Kind.NEXTN
-    if name.startswith("indexer."):
+    if name.startswith(("indexer.", "indexer_")):
         return Kind.INDEXER
     if name.startswith(("ffn_", "exp_probs", "post_ffw", "layer_output", "post_ffn")):
         return Kind.DENSE

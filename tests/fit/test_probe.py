@@ -10,10 +10,12 @@ import pytest
 
 from server.errors import LoadError
 from server.fit.facts import ModelShape, read_shape
-from server.fit.memory import ContextChoice, Device, MemoryPlan, place_on_host, plan_memory
+from server.fit.memory import ContextChoice, Device, MemoryPlan, Part, place_on_host, plan_memory
 from server.fit.probe import differences, dry_run
+from server.gguf import read_header
 from server.store.source import resolve_model, tiny_glm_model
 from tests.fit.conftest import Shapes
+from tests.support.hybrid_shape import write_hybrid_shape
 from tests.support.tiny_memories import write_recurrent_gguf, write_sliding_window_gguf
 
 HOST = Device("host", 1 << 45, 1 << 45, "cpu")
@@ -52,6 +54,25 @@ def test_the_context_that_drafts(shapes: Shapes) -> None:
     (run,) = dry_run({"path": str(path), **ON_CPU}, [choice], draft=True)
     rows = {row.part.name: row.n_bytes for row in plan_of(shapes.of("glm-5.2"), choice).host.rows}
     assert (rows["MTP_CACHE"], rows["MTP_COMPUTE"]) == (run.host([]).context, run.host([]).compute)
+
+
+def test_a_hybrid_with_a_pooling_indexer_pays_for_every_sequence(tmp_path: Path) -> None:
+    path = write_hybrid_shape(tmp_path / "hybrid.gguf")
+    shape = read_shape([read_header(path)])
+    assert shape.is_recurrent
+    assert {block.kept.indexer_values for block in shape.blocks} == {0, 96}  # key, gate and pooled key
+    choices = [
+        ContextChoice(n_ctx=n_ctx, n_slots=n_slots, kv_unified=unified, n_ubatch=n_ubatch)
+        for n_ctx in (4096, 65_536)
+        for n_slots, unified in ((1, True), (2, False), (64, True))
+        for n_ubatch in (64, 2048)
+    ]
+    runs = dry_run({"path": str(path), **ON_CPU}, choices)
+    for choice, run in zip(choices, runs, strict=True):
+        plan = plan_of(shape, choice)
+        assert plan.host.of(Part.CACHE) == run.host([]).context
+        assert run.host([]).compute <= plan.host.of(Part.COMPUTE) <= 4 * run.host([]).compute
+    assert runs[-1].host([]).compute > 10 * runs[-5].host([]).compute
 
 
 def test_tiny_glm_windows_and_states(tmp_path: Path) -> None:

@@ -171,7 +171,7 @@ def write_shape(
         if n_shards > 1:
             pairs += [("split.no", U16, index), ("split.count", U16, n_shards)]
             pairs += [("split.tensors.count", I32, len(entries))]
-        _write(path, pairs, shard)
+        write_file(path, pairs, shard)
         paths.append(path)
     return paths[0]
 
@@ -198,7 +198,8 @@ def _split(entries: list[Entry], n_shards: int) -> list[list[Entry]]:
     return shards
 
 
-def _write(path: Path, pairs: list[Pair], entries: list[Entry]) -> None:
+def write_file(path: Path, pairs: list[Pair], entries: list[Entry]) -> None:
+    """A header with `pairs` and `entries`, and a hole where their data would be."""
     head = [b"GGUF", struct.pack("<IQQ", 3, len(entries), len(pairs))]
     head += [text(key) + struct.pack("<I", type_) + encoded(type_, value) for key, type_, value in pairs]
     at = 0
