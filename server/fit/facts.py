@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 
 from server.errors import ModelFileError
@@ -163,12 +163,6 @@ def read_shape(headers: Sequence[Header]) -> ModelShape:
         window=window_tokens(data) if any(keeps.in_window for keeps in kept) else 0,
         cache_is_known=known,
     )
-
-
-def without_nextn(shape: ModelShape) -> ModelShape:
-    """The shape with empty NextN blocks, as llama.cpp loads it unless drafting is asked for."""
-    blocks = tuple(replace(block, weights=Weights()) if block.is_nextn else block for block in shape.blocks)
-    return replace(shape, blocks=blocks)
 
 
 def kind_of(name: str) -> Kind:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from server.fit.cells import bytes_per_token, cache_bytes
+from server.fit.cells import cache_bytes
 from server.fit.choice import Cells, ContextChoice, Device, Placement, place_by_counts, place_on_host
 from server.fit.compute import compute_bytes, is_exact
 from server.fit.facts import Block, ModelShape
@@ -249,12 +249,6 @@ class _Sums:
             n_bytes = 2 * n_bytes + 4 * shape.n_embd * self._choice.n_batch
             why += f", twice, and {self._choice.n_batch} states of {shape.n_embd}"
         return Row(Part.OUTPUT, n_bytes, why)
-
-
-def describe_cache(shape: ModelShape, choice: ContextChoice) -> str:
-    """Bytes of a token in the cache, in words."""
-    n_bytes = bytes_per_token(shape, choice.cache_type_k, choice.cache_type_v)
-    return f"{n_bytes:,} bytes a token"
 
 
 def _size(n_bytes: int) -> str:
