@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import stat
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
@@ -26,7 +27,7 @@ from server.engine.messages import Failed, FailureKind, Job
 from server.engine.supervisor import Supervisor
 from server.errors import ConfigError, PortError, StartError
 from server.ops.logs import set_up_logging
-from server.ops.startup import LoadProgress, curl_line, ready_lines, say
+from server.ops.startup import LoadProgress, curl_line, memory_lines, ready_lines, say
 
 if TYPE_CHECKING:
     import uvicorn
@@ -173,7 +174,8 @@ class _Server:
         self._client = EngineClient(
             max_waiting=config.engine.scheduler.max_waiting, n_owners=max(1, len(self._key_names))
         )
-        self._supervisor = Supervisor(self._client, config.engine, config.supervisor)
+        command = (sys.executable, "-m", "server.worker")
+        self._supervisor = Supervisor(self._client, config.engine, config.supervisor, command=command)
         self._uvicorn: uvicorn.Server | None = None
         self._failure: StartError | None = None
         self._n_signals = 0
@@ -253,7 +255,7 @@ class _Server:
                 if self._failure is not None:
                     return
                 lines = ready_lines(self._client.facts, http.model_names, url, seconds, needs_key=bool(http.api_keys))
-                for line in lines:
+                for line in [*lines, *memory_lines(self._client.facts)]:
                     logger.info("%s", line)
                 if status.restarts == 0:
                     curl = curl_line(http.model_names[0], url, key=bool(http.api_keys), ca_unknown=http.tls is not None)

@@ -16,16 +16,19 @@ from server.cli.model import find_model
 from server.cli.sampling_flags import SAMPLING_FIELDS
 from server.cli.settings import Settings
 from server.config import Config
+from server.engine import rules
 from server.engine.messages import SamplingOptions
-from server.engine.options import EngineOptions, ModelOptions, SchedulerOptions, SupervisorOptions, TensorOverride
+from server.engine.options import (
+    EngineOptions,
+    FitOptions,
+    ModelOptions,
+    SchedulerOptions,
+    SupervisorOptions,
+    TensorOverride,
+)
 from server.errors import ConfigError
-from server.gguf import Header
 from server.ops.options import LogFormat, LogLevel, LogOptions
 from server.store.source import ModelFiles, demo_model, resolve_model, tiny_glm_model
-
-# Architectures whose tensors llama.cpp cannot split across GPUs (llm_arch_supports_sm_tensor); latent attention apart,
-# these are the ones that this server is made for. Others are refused by llama.cpp itself, at load.
-_NO_TENSOR_SPLIT = ("glm-dsa", "glm5-next", "deepseek2", "deepseek32")
 
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "'": "'", '"': '"', "\\": "\\"}
 
@@ -33,9 +36,10 @@ _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "'": "'", '"': '"', "\\": "\\"}
 def build_config(settings: Settings) -> Config:
     """Raises ConfigError and ModelFileError."""
     files = _model_files(settings)
-    _check_model(settings, files.header)
+    engine = engine_options(settings, str(files.first))
+    rules.check(engine.model, files.header)
     return Config(
-        engine=_engine_options(settings, files),
+        engine=engine,
         supervisor=SupervisorOptions(
             step_timeout_s=settings["step-timeout"], max_failures=settings["max-engine-failures"]
         ),
@@ -59,28 +63,11 @@ def _model_files(settings: Settings) -> ModelFiles:
     return resolve_model(find_model(settings, asked))
 
 
-def _check_model(settings: Settings, header: Header) -> None:
-    """Rules between flags and the model's architecture."""
-    architecture = header.architecture or ""
-    latent = header.integer(f"{architecture}.attention.kv_lora_rank") is not None
-    key_type, value_type = settings["cache-type-k"], settings["cache-type-v"]
-    if latent and key_type != value_type:
-        change, to = ("-v", key_type) if settings.given("cache-type-k") else ("-k", value_type)
-        raise ConfigError(
-            f"--cache-type-k is {key_type} and --cache-type-v is {value_type}, but this model ({architecture}) keeps "
-            f"one latent for both, so they must be equal; give --cache-type{change} {to}"
-        )
-    if settings["split-mode"] == "tensor" and (latent or architecture in _NO_TENSOR_SPLIT):
-        raise ConfigError(
-            f"{settings.setting('split-mode').where} is tensor, but llama.cpp cannot split the tensors of this model's "
-            f"architecture ({architecture}) across GPUs; give --split-mode layer"
-        )
-
-
-def _engine_options(settings: Settings, files: ModelFiles) -> EngineOptions:
+def engine_options(settings: Settings, path: str) -> EngineOptions:
+    """`path` is the model's first shard."""
     scale = settings["rope-scale"]
     model = ModelOptions(
-        path=str(files.first),
+        path=path,
         n_gpu_layers=settings["n-gpu-layers"],
         split_mode=settings["split-mode"],
         tensor_split=settings["tensor-split"] or (),
@@ -88,7 +75,8 @@ def _engine_options(settings: Settings, files: ModelFiles) -> EngineOptions:
         devices=settings["device"] or (),
         tensor_overrides=_tensor_overrides(settings),
         cpu_moe=settings["cpu-moe"],
-        n_cpu_moe=settings["n-cpu-moe"],
+        n_cpu_moe=settings["n-cpu-moe"] or 0,
+        pipeline=settings["pipeline"] != "off",
         load_mode=settings["load-mode"],
         use_extra_bufts=settings["repack"],
         no_host=settings["no-host"],
@@ -121,7 +109,28 @@ def _engine_options(settings: Settings, files: ModelFiles) -> EngineOptions:
         cache_ram_bytes=_mib(settings["cache-ram"]),
         cache_idle_slots=settings["cache-idle-slots"],
     )
-    return EngineOptions(model=model, scheduler=scheduler, log_level=_native_level(settings["log-level"]))
+    return EngineOptions(model, scheduler, _fit_options(settings), _native_level(settings["log-level"]))
+
+
+def _fit_options(settings: Settings) -> FitOptions:
+    keys = {
+        "ctx-size": "n_ctx",
+        "parallel": "n_slots",
+        "ubatch-size": "n_ubatch",
+        "cache-type-k": "cache_type_k",
+        "cache-type-v": "cache_type_v",
+    }
+    given = [name for key, name in keys.items() if settings.given(key) and settings[key]]
+    if settings["kv-unified-per-slot"] and settings["ctx-size"]:
+        given.append("n_ctx")
+    return FitOptions(
+        adapts=settings["fit"] == "on",
+        least_ctx=settings["fit-ctx"],
+        margin_bytes=tuple(mib << 20 for mib in settings["fit-target"]),
+        pipeline=settings["pipeline"],
+        experts=settings["n-cpu-moe"] is None and not settings["cpu-moe"],
+        given=tuple(given),
+    )
 
 
 def _native_level(level: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from server.cli.flag import Group, flag
-from server.cli.special_values import Endpoints, Overrides, Proportions
+from server.cli.special_values import Endpoints, Overrides, Proportions, Sizes
 from server.cli.values import Choice, Kind, Number, Switch, Whole, Words
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
@@ -102,7 +102,9 @@ MODEL = Group(
             Choice(choices=LOAD_MODES, metavar="MODE", sample="mmap"),
             "auto",
             "auto, none, mmap, mlock, mmap+mlock or dio",
-            note="How the file is read; the old --mlock, --mmap, --no-mmap and --direct-io are understood.",
+            note="How the file is read. auto: mapped where the CPU computes, read where GPUs do, past the page cache "
+            "(dio) when the file is larger than the free memory. The old --mlock, --mmap, --no-mmap and --direct-io "
+            "are understood.",
             llama="LOAD_MODE",
             main=True,
         ),
@@ -191,7 +193,7 @@ CONTEXT = Group(
             Whole(least=1, sample="512"),
             512,
             "tokens computed at once",
-            note="More is faster for prompts and takes more memory. Never more than --batch-size.",
+            note="More is faster for prompts and takes more memory. Given alone it raises --batch-size with it.",
             llama="UBATCH",
             main=True,
         ),
@@ -300,7 +302,9 @@ DEVICES = Group(
             "-ts --tensor-split",
             Proportions(),
             None,
-            "share of the model for each GPU",
+            "share of the model for each GPU (default: computed)",
+            note="Numbers of blocks that add up to the model's blocks and one for the output are followed exactly. "
+            "The default leaves the fullest GPU as empty as possible; docs/fit.md.",
             llama="TENSOR_SPLIT",
             main=True,
         ),
@@ -331,13 +335,54 @@ DEVICES = Group(
         flag("-cmoe --cpu-moe", _SWITCH, False, "keep all expert weights on the CPU", llama="CPU_MOE", main=True),
         flag(
             "-ncmoe --n-cpu-moe",
-            Whole(),
-            0,
-            "keep experts of the first N layers on the CPU",
+            Whole(words={"auto": None}),
+            None,
+            "experts of the first N layers on the CPU [auto]",
+            note="auto: none while they fit on the GPUs, else as few layers as need be. Attention, shared experts and "
+            "the cache stay on the GPUs.",
             llama="N_CPU_MOE",
             main=True,
         ),
         flag("-ncffn --n-cpu-ffn", Whole(), 0, "keep dense FFN of the first N layers on the CPU", llama="N_CPU_FFN"),
+        flag(
+            "--pipeline",
+            ON_OFF_AUTO,
+            "auto",
+            "several GPUs work on a long prompt at once",
+            note="With --split-mode layer. It is faster for long prompts and takes memory on every GPU, at large "
+            "--ubatch-size a great deal. auto: on where that fits, else off.",
+        ),
+        flag(
+            "-fit --fit",
+            Choice(
+                choices=("on", "off"),
+                same={"true": "on", "1": "on", "enabled": "on", "false": "off", "0": "off", "disabled": "off"},
+                metavar="on|off",
+                sample="off",
+            ),
+            "on",
+            "make what was not set by hand fit the memory",
+            note="In this order: --ubatch-size, --cache-type-k and -v, --parallel, --ctx-size, then experts and layers "
+            "to the CPU; each change is told. What cannot fit is refused before the load. off: the plan is told only.",
+            llama="FIT",
+            bare="on",
+            main=True,
+        ),
+        flag(
+            "-fitc --fit-ctx",
+            Whole(least=1, most=2**31 - 1, sample="16384"),
+            4096,
+            "least --ctx-size that --fit may choose",
+            llama="FIT_CTX",
+        ),
+        flag(
+            "-fitt --fit-target",
+            Sizes(),
+            (1024,),
+            "MiB to leave free on each GPU",
+            note="One number for all GPUs, or one for each, separated by commas.",
+            llama="FIT_TARGET",
+        ),
         flag(
             "-kvo --kv-offload",
             _SWITCH,

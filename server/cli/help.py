@@ -62,7 +62,7 @@ def shown_default(flag: Flag) -> str:
     if isinstance(flag.default, float):
         return f"{flag.default:g}"
     if isinstance(flag.default, tuple):
-        return ",".join(flag.default) if len(flag.default) < 3 else ""
+        return ",".join(str(each) for each in flag.default) if len(flag.default) < 3 else ""
     return str(flag.default)
 
 

@@ -61,7 +61,6 @@ _TOOLS = "the server runs no tools, agents or MCP servers itself: the client doe
 _ROUTER = "one server serves one model: start one for each model, with --gguf"
 _UI = "there is no web page to configure"
 _AFFINITY = "the placement of threads is left to the system; use taskset or numactl around the command"
-_FIT = "sizes are not fitted to the devices yet; set --ctx-size, --n-gpu-layers or --n-cpu-moe yourself"
 _YARN = "YaRN's own settings are not supported; --rope-scaling yarn takes them from the model"
 _PRESET = f"model presets are not supported, and {_DOWNLOAD}"
 _LOOKS = "the log has one look; choose it with --log-format"
@@ -115,9 +114,6 @@ FOREIGN: tuple[Foreign, ...] = (
     _refused(_YARN, "--yarn-attn-factor", env="YARN_ATTN_FACTOR", same="-1 -1.0"),
     _refused(_YARN, "--yarn-beta-slow", env="YARN_BETA_SLOW", same="-1 -1.0"),
     _refused(_YARN, "--yarn-beta-fast", env="YARN_BETA_FAST", same="-1 -1.0"),
-    _ignored(_FIT, "-fit --fit", env="FIT", same="off 0 false disabled"),
-    _ignored(_FIT, "-fitt --fit-target", env="FIT_TARGET"),
-    _ignored(_FIT, "-fitc --fit-ctx", env="FIT_CTX"),
     _refused("the server does not unload an idle model: stop it", "--sleep-idle-seconds", same="-1"),
     # context and cache
     _refused(

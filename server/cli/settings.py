@@ -17,7 +17,6 @@ from server.cli.sampling_flags import DEFAULT_SAMPLERS
 from server.errors import ConfigError
 
 AUTO_SLOTS = 4
-QUANTISED = ("q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +91,6 @@ def settle(settings: Settings) -> None:
     _settle_load_mode(settings)
     _settle_slots(settings)
     _settle_devices(settings)
-    _check_cache_types(settings)
     _settle_sampling(settings)
     key_file, cert_file = settings["ssl-key-file"], settings["ssl-cert-file"]
     if (key_file is None) != (cert_file is None):
@@ -145,13 +143,21 @@ def _settle_slots(settings: Settings) -> None:
     per_slot, slots = settings["kv-unified-per-slot"], settings["parallel"]
     if per_slot and not settings.given("ctx-size"):
         settings.derive("ctx-size", slots * per_slot, "--parallel times --kv-unified-per-slot")
+    _settle_batch(settings)
+
+
+def _settle_batch(settings: Settings) -> None:
+    """A batch holds whole micro-batches: of the two, the one that was not given follows."""
     n_batch, n_ubatch = settings["batch-size"], settings["ubatch-size"]
-    if n_ubatch > n_batch:
-        if settings.given("ubatch-size"):
-            settings.warnings.append(
-                f"{settings.setting('ubatch-size').where} is {n_ubatch}, more than the batch size; {n_batch} is used"
-            )
+    if n_ubatch <= n_batch:
+        return
+    if not settings.given("ubatch-size"):
         settings.derive("ubatch-size", n_batch, "as --batch-size")
+    elif not settings.given("batch-size"):
+        settings.derive("batch-size", n_ubatch, "as --ubatch-size")
+    else:
+        where, batch = settings.setting("ubatch-size").where, settings.setting("batch-size").where
+        raise ConfigError(f"{where} is {n_ubatch}, more than {batch} {n_batch}; lower the first or raise the second")
 
 
 def _settle_devices(settings: Settings) -> None:
@@ -170,16 +176,6 @@ def _settle_devices(settings: Settings) -> None:
     if devices and "none" in devices and len(devices) > 1:
         where = settings.setting("device").where
         raise ConfigError(f"{where} names 'none' beside other devices; give none alone, or the devices alone")
-
-
-def _check_cache_types(settings: Settings) -> None:
-    value_type = settings["cache-type-v"]
-    if value_type in QUANTISED and settings["flash-attn"] == "off":
-        where, attention = settings.setting("cache-type-v").where, settings.setting("flash-attn").where
-        raise ConfigError(
-            f"{where} is {value_type}, but a quantised V cache needs flash attention and {attention} is off; "
-            f"take --flash-attn on, or --cache-type-v f16"
-        )
 
 
 def _settle_sampling(settings: Settings) -> None:

@@ -55,6 +55,30 @@ class Proportions(Kind):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes(Kind):
+    """MiB for each device."""
+
+    metavar: str = "MIB,…"
+    sample: str = "2048"
+
+    @property
+    def rule(self) -> str:
+        return f"one size in MiB, or up to {MAX_DEVICES} separated by commas, whole numbers of 0 or more"
+
+    def parse(self, text: str) -> tuple[int, ...]:
+        parts = [part.strip() for part in text.split(",")]
+        if not all(re.fullmatch(r"[0-9]{1,9}", part) for part in parts) or len(parts) > MAX_DEVICES:
+            raise BadValue(self.rule)
+        return tuple(int(part) for part in parts)
+
+    def plain(self, value: Any) -> Any:
+        return ",".join(str(part) for part in value)
+
+    def join(self, items: list[str]) -> list[str]:
+        return [",".join(items)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Overrides(Kind):
     """Pairs (name pattern, buffer type)."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +33,7 @@ from server.engine.messages import (
     Loading,
     ModelFacts,
     Pieces,
+    Planned,
     Ready,
     Snapshot,
     Span,
@@ -44,6 +46,8 @@ from server.engine.messages import (
 )
 from server.engine.wire import decode_events, encode_frame, read_frame
 from server.errors import InvalidRequest, Unavailable
+
+log = logging.getLogger(__name__)
 
 
 class EngineState(StrEnum):
@@ -306,6 +310,9 @@ class EngineClient:
                 self._snapshot = event
                 if self.on_snapshot is not None:
                     self.on_snapshot(event)
+            case Planned(lines):
+                for line in lines:
+                    log.info("%s", line)
             case Loading(progress, phase):
                 self.status = dataclasses.replace(self._status, progress=progress, phase=phase)
             case Ready(facts, load_ms):

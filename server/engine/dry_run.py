@@ -6,24 +6,21 @@
 second. The answer is JSON: for each context the bytes of each buffer type, for weights, cache and compute buffer.
 server/fit/probe.py asks; a process of its own, because a native abort must cost nothing but this answer.
 
-Bytes come from llama_get_memory_breakdown, whose std::map is read through libstdc++'s layout; where that is not to be
-(another processor or C++ library) from the log, which rounds to 0.01 MiB.
+Bytes come from llama.cpp's breakdown (server/engine/breakdown.py), where that cannot be read from the log, which rounds
+to 0.01 MiB.
 """
 
 from __future__ import annotations
 
-import ctypes
-import platform
 import re
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import msgspec
 
 from server.engine import native_params
+from server.engine.breakdown import BufferBytes, read_breakdown
 from server.engine.ggml import Ggml, load_bindings
 from server.engine.native_log import NativeLog
 from server.engine.options import ModelOptions
@@ -32,7 +29,6 @@ from server.gguf import read_header
 
 _MIB = 1 << 20
 _CONTEXT_TYPE_MTP = 1  # enum llama_context_type
-_BREAKDOWN = "_Z26llama_get_memory_breakdownPK13llama_context"
 
 
 class DryContext(msgspec.Struct, frozen=True):
@@ -59,15 +55,6 @@ class DryRequest(msgspec.Struct, frozen=True):
     backends: tuple[str, ...] = ()  # backend libraries to load first
 
 
-class DryBuffer(msgspec.Struct, frozen=True):
-    """Bytes that one buffer type ("CUDA0", "CPU") would hold."""
-
-    name: str
-    model: int
-    context: int
-    compute: int
-
-
 class DryAnswer(msgspec.Struct, frozen=True):
     """One context; `error` says why llama.cpp refused it, and then the rest is empty."""
 
@@ -75,7 +62,7 @@ class DryAnswer(msgspec.Struct, frozen=True):
     n_ctx_seq: int = 0
     pipelined: bool = False
     exact: bool = False  # False: rounded by the log to 0.01 MiB
-    buffers: tuple[DryBuffer, ...] = ()
+    buffers: tuple[BufferBytes, ...] = ()
     error: str = ""
 
 
@@ -143,7 +130,7 @@ def _try(
     context = bindings.llama_init_from_model(model, params)
     if not context:
         return DryAnswer(error=log.reason())
-    buffers = _read_breakdown(bindings, ggml, context)
+    buffers = read_breakdown(bindings, ggml, context)
     answer = DryAnswer(
         n_ctx=int(bindings.llama_n_ctx(context)),
         n_ctx_seq=int(bindings.llama_n_ctx_seq(context)),
@@ -190,85 +177,21 @@ class _Log(NativeLog):
         super()._on_text(level, text, user_data)
 
 
-# ── exact bytes ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-class _Node(ctypes.Structure):
-    """A node of libstdc++'s std::map<ggml_backend_buffer_type_t, llama_memory_breakdown_data> (src/llama-ext.h)."""
-
-    _fields_ = [
-        ("colour", ctypes.c_size_t),
-        ("parent", ctypes.c_void_p),
-        ("left", ctypes.c_void_p),
-        ("right", ctypes.c_void_p),
-        ("buffer_type", ctypes.c_void_p),
-        ("model", ctypes.c_size_t),
-        ("context", ctypes.c_size_t),
-        ("compute", ctypes.c_size_t),
-    ]
-
-
-class _Map(ctypes.Structure):
-    """libstdc++'s std::map: a comparator without state, the header node (its parent is the root), the count."""
-
-    _fields_ = [
-        ("compare", ctypes.c_size_t),
-        ("colour", ctypes.c_size_t),
-        ("root", ctypes.c_void_p),
-        ("leftmost", ctypes.c_void_p),
-        ("rightmost", ctypes.c_void_p),
-        ("count", ctypes.c_size_t),
-    ]
-
-
-def _read_breakdown(bindings: ModuleType, ggml: Ggml, context: int) -> list[DryBuffer] | None:
-    """None where the map cannot be read. The nodes are not freed: the process ends soon."""
-    if platform.machine() != "x86_64" or not _has_libstdcxx():
-        return None
-    try:
-        function = bindings._lib[_BREAKDOWN]
-    except AttributeError:
-        return None
-    result = _Map()
-    # a class that is returned by value is written to the address in a hidden first argument (Itanium C++ ABI)
-    function.argtypes, function.restype = [ctypes.POINTER(_Map), ctypes.c_void_p], ctypes.c_void_p
-    function(ctypes.byref(result), context)
-    nodes = list(_walk(result.root))
-    if len(nodes) != result.count:
-        return None
-    return [DryBuffer(ggml.buffer_name(node.buffer_type), node.model, node.context, node.compute) for node in nodes]
-
-
-def _walk(address: int | None) -> Iterator[_Node]:
-    if address:
-        node = _Node.from_address(address)
-        yield from _walk(node.left)
-        yield node
-        yield from _walk(node.right)
-
-
-def _has_libstdcxx() -> bool:
-    try:
-        return "libstdc++" in Path("/proc/self/maps").read_text()
-    except OSError:
-        return False
-
-
 # ── rounded bytes ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 _CACHE_LINE = re.compile(r": size = +([\d.]+) MiB \( *\d+ cells")
 _COMPUTE_LINE = re.compile(r": +(\S+) compute buffer size = +([\d.]+) MiB")
 
 
-def _read_log(lines: list[str]) -> list[DryBuffer]:
+def _read_log(lines: list[str]) -> list[BufferBytes]:
     """Compute buffers by device; the caches of all devices under the name ""."""
     cache = sum(round(float(match[1]) * _MIB) for line in lines if (match := _CACHE_LINE.search(line)))
     compute = [
-        DryBuffer(match[1], 0, 0, round(float(match[2]) * _MIB))
+        BufferBytes(match[1], 0, 0, round(float(match[2]) * _MIB))
         for line in lines
         if (match := _COMPUTE_LINE.search(line))
     ]
-    return [DryBuffer("", 0, cache, 0), *compute]
+    return [BufferBytes("", 0, cache, 0), *compute]
 
 
 if __name__ == "__main__":

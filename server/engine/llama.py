@@ -9,17 +9,19 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from server.engine import native_params
 from server.engine.backend import DecodeStatus, Logits, Piece, State
+from server.engine.breakdown import planned_and_actual, read_breakdown
 from server.engine.ggml import Ggml, load_bindings
-from server.engine.messages import Job, ModelFacts, Span
+from server.engine.messages import DeviceInfo, Job, ModelFacts, Span
 from server.engine.model_facts import read_facts
 from server.engine.native_log import NativeLog
 from server.engine.native_params import NativeParams
-from server.engine.options import EngineOptions, ModelOptions
+from server.engine.options import EngineOptions, LoadPlan, ModelOptions
 from server.engine.sampler_chain import SamplerSource
 from server.engine.sampling import LlamaSampler
 from server.engine.vocabulary import Vocabulary
@@ -27,6 +29,7 @@ from server.errors import LoadError, ModelFileError
 from server.gguf import read_header
 
 OnProgress = Callable[[str, float], None]
+Plan = Callable[[EngineOptions, list[DeviceInfo]], LoadPlan]
 
 _BYTES = ctypes.POINTER(ctypes.c_uint8)
 _STATUS = {0: DecodeStatus.OK, 1: DecodeStatus.NO_ROOM, 2: DecodeStatus.ABORTED}  # else FAILED
@@ -73,22 +76,24 @@ class LlamaBackend:
         )
 
     @classmethod
-    def load(cls, options: EngineOptions, on_progress: OnProgress) -> LlamaBackend:
-        """Load the model and create its context. `on_progress` gets a phase and a share from 0 to 1.
+    def load(cls, options: EngineOptions, on_progress: OnProgress, plan: Plan | None = None) -> LlamaBackend:
+        """Load the model and create its context. `on_progress` gets a phase and a share from 0 to 1; `plan` may settle
+        the options once the devices are known.
         Raises ModelFileError, ConfigError or LoadError, each with one sentence that names cause and way out."""
         bindings = load_bindings()
         log = NativeLog(bindings, options.log_level)
         log.install()
         try:
-            return cls._load(bindings, log, options.model, on_progress)
+            return cls._load(bindings, log, options, on_progress, plan)
         except BaseException:
             log.remove()
             raise
 
     @classmethod
     def _load(
-        cls, bindings: ModuleType, log: NativeLog, options: ModelOptions, on_progress: OnProgress
+        cls, bindings: ModuleType, log: NativeLog, asked: EngineOptions, on_progress: OnProgress, plan: Plan | None
     ) -> LlamaBackend:
+        options, memory, warnings = asked.model, dict[str, int](), list[str]()
         if not os.path.isfile(options.path):
             raise ModelFileError(f"there is no model file '{options.path}'; check --model")
         bindings.llama_backend_init()
@@ -97,7 +102,12 @@ class LlamaBackend:
         ggml = Ggml(bindings)
         if options.rpc_servers:
             ggml.add_rpc_servers(options.rpc_servers)
-        params = native_params.build(bindings, ggml, options, read_header(options.path))
+        header = read_header(options.path)
+        if plan is not None:
+            gpus = native_params.check(bindings, ggml, options, header)
+            made = plan(asked, [*gpus, *(each.info for each in ggml.devices() if not each.is_gpu)])
+            options, memory, warnings = made.model, made.planned_bytes, made.warnings
+        params = native_params.build(bindings, ggml, options, header)
         model = _load_model(bindings, log, options, params, on_progress)
         try:
             on_progress("creating the context", 0.0)
@@ -112,8 +122,14 @@ class LlamaBackend:
             raise
         on_progress("creating the context", 1.0)
         vocabulary = Vocabulary(bindings, bindings.llama_model_get_vocab(model), _architecture(bindings, model))
-        warnings = [*params.warnings, *log.warnings()]
-        facts = read_facts(bindings, ggml, model, context, vocabulary, options, warnings, can_cut=can_cut)
+        notes = [*params.warnings, *log.warnings()]
+        facts = read_facts(bindings, ggml, model, context, vocabulary, options, notes, can_cut=can_cut)
+        facts = msgspec.structs.replace(
+            facts,
+            warnings=[*warnings, *facts.warnings],
+            pipelined=log.pipelined,
+            memory=planned_and_actual(memory, read_breakdown(bindings, ggml, context), facts.devices),
+        )
         native = _Native(bindings, log, model, context, bindings.llama_get_memory(context))
         return cls(native, facts, vocabulary)
 

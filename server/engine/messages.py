@@ -257,12 +257,27 @@ class Loading(Message, frozen=True):
     phase: str  # "loading the model", "creating the context", "warming up"
 
 
+class Planned(Message, frozen=True):
+    """What the plan made before the load says, in lines for the log."""
+
+    lines: list[str]
+
+
 class DeviceInfo(msgspec.Struct, frozen=True):
     name: str
     description: str
     kind: str  # "cpu", "gpu", "igpu", "accel"
     free_bytes: int
     total_bytes: int
+
+
+class DeviceMemory(msgspec.Struct, frozen=True):
+    """What the plan made before a load said of a device, and what llama.cpp holds there: weights, cache and compute
+    buffers. `device` "host": the machine's own memory."""
+
+    device: str
+    planned_bytes: int
+    actual_bytes: int | None  # None: llama.cpp could not be asked
 
 
 class ModelFacts(msgspec.Struct, frozen=True):
@@ -295,6 +310,11 @@ class ModelFacts(msgspec.Struct, frozen=True):
     warnings: list[str] = []
     n_sequences: int = 0  # that the cache can hold, running or retained; 0: one a slot
     can_cut: bool = True  # a sequence can lose its last tokens; False: recurrent, hybrid or sliding-window memory
+    pipelined: bool = False  # several GPUs work on several micro-batches at once
+    n_cpu_moe: int = 0
+    tensor_split: tuple[float, ...] = ()
+    load_mode: str = "auto"
+    memory: list[DeviceMemory] = []  # empty: no plan was made
 
 
 class Ready(Message, frozen=True):
@@ -388,6 +408,7 @@ Event = (
     | Pieces
     | CallFailed
     | Loading
+    | Planned
     | Ready
     | LoadFailed
     | Snapshot

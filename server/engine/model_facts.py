@@ -59,6 +59,9 @@ def read_facts(
         # llama.cpp has no call for it: its own rule, every layer and the output
         n_gpu_layers=min(n_layer + 1, asked if asked is not None and asked >= 0 else n_layer + 1) if on_gpu else 0,
         devices=devices,
+        tensor_split=options.tensor_split,
+        n_cpu_moe=options.n_cpu_moe,
+        load_mode=options.load_mode,
         chat_template=None if template is None else _text(template),
         bos_text=vocabulary.bos_text,
         eos_text=vocabulary.eos_text,

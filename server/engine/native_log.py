@@ -14,6 +14,7 @@ _STDERR = 2
 _KEPT_LINES = 50
 # A line for each tensor of the layer that drafts tokens (NextN), which is not loaded unless it is used.
 _EXPECTED = b"model has unused tensor"
+_PIPELINED = b"pipeline parallelism enabled"
 _FUNCTION_PREFIX = re.compile(r"^[\w:~]+: (?:error loading model: )?")
 _OUT_OF_MEMORY = re.compile(r"out of memory|failed to allocate|cannot allocate|unable to allocate", re.IGNORECASE)
 
@@ -27,6 +28,7 @@ class NativeLog:
         self._shown_from = _LEVELS.get(level, _WARN)
         self._last_level = _INFO
         self._kept: deque[tuple[int, str]] = deque(maxlen=_KEPT_LINES)
+        self.pipelined = False  # llama.cpp said so of the last context
         self._callback: Any = bindings.llama_log_callback(self._on_text)
 
     def install(self) -> None:
@@ -44,6 +46,8 @@ class NativeLog:
             level = self._last_level
         if text.startswith(_EXPECTED):
             level = _INFO
+        if _PIPELINED in text:
+            self.pipelined = True
         self._last_level = level
         if level >= _WARN:
             self._kept.append((level, text.decode("utf-8", errors="replace").strip()))

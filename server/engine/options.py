@@ -24,6 +24,7 @@ class ModelOptions(msgspec.Struct, frozen=True):
     tensor_overrides: tuple[TensorOverride, ...] = ()
     cpu_moe: bool = False
     n_cpu_moe: int = 0  # expert tensors of the first N layers stay on the CPU
+    pipeline: bool = True  # several GPUs work on several micro-batches at once; costs memory on each
     load_mode: str = "auto"  # auto, none, mmap, mlock, mmap+mlock, dio
     use_extra_bufts: bool = True  # --repack
     no_host: bool = False
@@ -49,6 +50,18 @@ class ModelOptions(msgspec.Struct, frozen=True):
     rpc_servers: tuple[str, ...] = ()
 
 
+class FitOptions(msgspec.Struct, frozen=True):
+    """How sizes may give way to the memory that is there. `given` are the fields of ModelOptions that the operator
+    chose: they stay."""
+
+    adapts: bool = True  # False: the plan is made and told, but changes nothing and refuses nothing
+    least_ctx: int = 4096  # cells that are left when the context gives way
+    margin_bytes: tuple[int, ...] = (1 << 30,)  # kept free on each GPU; one value is for all
+    pipeline: str = "auto"  # auto, on, off
+    experts: bool = True  # experts may go to the CPU
+    given: tuple[str, ...] = ()
+
+
 class SchedulerOptions(msgspec.Struct, frozen=True):
     """How the step loop shares a batch."""
 
@@ -63,7 +76,18 @@ class SchedulerOptions(msgspec.Struct, frozen=True):
 class EngineOptions(msgspec.Struct, frozen=True):
     model: ModelOptions
     scheduler: SchedulerOptions = SchedulerOptions()
+    fit: FitOptions = FitOptions()
     log_level: str = "warn"  # native log lines below it are dropped: error, warn, info, debug
+
+
+class LoadPlan(msgspec.Struct, frozen=True):
+    """What a plan made of EngineOptions. `planned_bytes` are weights, cache and compute buffers by device name, "host"
+    among them; `lines` are told before the load, `warnings` again once the model is ready."""
+
+    model: ModelOptions
+    planned_bytes: dict[str, int] = {}
+    lines: list[str] = []
+    warnings: list[str] = []
 
 
 class SupervisorOptions(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""The engine process: `python -m server.engine.process FD`. Moves messages between a socket and the Engine.
+"""The engine process (its program is server/worker.py). Moves messages between a socket and the Engine.
 
 The main thread owns llama.cpp and runs the step loop. An input thread reads commands, sends a heartbeat every second,
 and ends the process the moment the HTTP process is gone. Questions about the vocabulary have threads of their own, so
@@ -124,6 +124,10 @@ class EngineProcess:
             except queue.Empty:
                 return commands
 
+    def tell(self, event: Event) -> None:
+        """For what a load has to say beside its progress."""
+        self._socket.send([event])
+
     def _tell_progress(self, phase: str, progress: float) -> None:
         self._socket.send([Loading(progress, phase)])
 
@@ -188,18 +192,12 @@ def _die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
-def main(arguments: list[str]) -> int:
+def adopt(arguments: list[str]) -> socket.socket:
+    """Make this process the engine of the one that started it: the socket to that one. Arguments: FD PARENT."""
     fd, parent = int(arguments[0]), int(arguments[1])
     _die_with_parent(parent)
     faulthandler.enable()
     # Ctrl-C and a service manager signal the whole group; this process ends when its socket closes.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    from server.engine.llama import LlamaBackend  # here, so that tests of this module need no native code
-
-    sock = socket.socket(fileno=fd)
-    return EngineProcess(sock, LlamaBackend.load, leave=lambda: os._exit(0)).run()
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    return socket.socket(fileno=fd)

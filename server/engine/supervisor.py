@@ -12,7 +12,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 from collections import deque
 from collections.abc import Sequence
 
@@ -38,8 +37,8 @@ KERNEL_SIGNALS = {signal.SIGILL, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, 
 
 
 class Supervisor:
-    """Runs the engine process of `client`. `command` is what to execute, a file descriptor and our process id are
-    added to it; tests put another program there."""
+    """Runs the engine process of `client`. `command` is what to execute; a file descriptor and our process id are added
+    to it."""
 
     def __init__(
         self,
@@ -47,7 +46,7 @@ class Supervisor:
         engine: EngineOptions,
         options: SupervisorOptions,
         *,
-        command: Sequence[str] = (sys.executable, "-m", "server.engine.process"),
+        command: Sequence[str],
     ) -> None:
         self._client = client
         self._engine = engine

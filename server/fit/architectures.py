@@ -56,10 +56,19 @@ class _Inputs:
 
 
 class Builder:
-    """Builds the graph of one batch of `n_tokens`, of which `n_outputs` get logits."""
+    """Builds the graph of one batch of `n_tokens`, of which `n_outputs` get logits. `pins`: norms run on the device of
+    their block."""
 
     def __init__(
-        self, shape: ModelShape, choice: ContextChoice, cells: Cells, homes: Homes, n_tokens: int, n_outputs: int
+        self,
+        shape: ModelShape,
+        choice: ContextChoice,
+        cells: Cells,
+        homes: Homes,
+        n_tokens: int,
+        n_outputs: int,
+        *,
+        pins: bool = False,
     ) -> None:
         self.graph = Graph()
         self._shape = shape
@@ -68,6 +77,7 @@ class Builder:
         self._homes = homes
         self._n = n_tokens
         self._n_outputs = n_outputs
+        self._pins = pins
         self._top_k: Tensor | None = None
 
     def trunk(self, blocks: Sequence[Block], idle: Mapping[int, int]) -> Graph:
@@ -88,7 +98,7 @@ class Builder:
             rows = self._feed_forward(block, operation(Op.IN_PLACE, (mixed, residual), F32, shape.n_embd, n), n)
             if shape.indexer_width:
                 self._add_zeros(idle.get(block.index, 0), self._homes.blocks[block.index])
-        rows = self._norm(rows, weight(4 * shape.n_embd, self._homes.output), shape.n_embd, n)
+        rows = self._norm(rows, weight(4 * shape.n_embd, self._homes.output), shape.n_embd, n, inside=False)
         rows.is_output = True
         logits = self._matmul(weight(shape.output_bytes, self._homes.output), rows, shape.n_vocab, n)
         logits.is_output = True
@@ -118,6 +128,7 @@ class Builder:
             weight(4 * shape.n_embd, self._homes.output if head_norm is None else self._homes.blocks[block.index]),
             shape.n_embd,
             n,
+            inside=False,
         )
         rows.is_output = True
         rows = operation(Op.ROWS, (rows, out_ids), F32, shape.n_embd, self._n_outputs)
@@ -179,8 +190,12 @@ class Builder:
         home = self._homes.blocks[block.index] if self._choice.offload_kqv else self._homes.host
         return cache(row_bytes(type_, n_values) * self._cells.n_ctx, home)
 
-    def _norm(self, rows: Tensor, factors: Tensor, *sizes: int) -> Tensor:
+    def _norm(self, rows: Tensor, factors: Tensor, *sizes: int, inside: bool = True) -> Tensor:
+        """`inside` of a block, whose device llama.cpp sets for its norms (llama_context::graph_get_cb): left alone they
+        would run where the last block did, and their results cross over beside the rows themselves."""
+        pin = factors.backend if inside and self._pins else -1
         normed = operation(Op.IN_PLACE, (rows,), F32, *sizes)
+        normed.pin = pin
         return operation(Op.IN_PLACE, (normed, factors), F32, *sizes, n_batch=sizes[-1])
 
     def _matmul(self, matrix: Tensor, rows: Tensor, *sizes: int) -> Tensor:

@@ -26,13 +26,16 @@ def is_exact(shape: ModelShape) -> bool:
 
 
 def compute_bytes(
-    shape: ModelShape, choice: ContextChoice, placement: Placement, *, draft: bool = False
+    shape: ModelShape, choice: ContextChoice, placement: Placement, *, draft: bool = False, dry: bool = False
 ) -> tuple[int, ...]:
-    """Bytes for each device of the placement and, last, for the host; the context that drafts with `draft`."""
+    """Bytes for each device of the placement and, last, for the host; the context that drafts with `draft`. `dry`: what
+    llama.cpp's dry run tells, which is more on several devices: it forgets which device it set for norms
+    (ggml_backend_sched_reserve_size resets that first, ggml_backend_sched_reserve afterwards)."""
+    pins = not dry and None not in placement.blocks  # set when all layers are on GPUs
     n_tokens = choice.n_tokens(shape.n_ctx_train)
     if not shape.n_head or not shape.head_k:
         return _without_attention(shape, placement, n_tokens, min(n_tokens, choice.n_outputs))
-    sizes = _drafting(shape, choice, placement) if draft else _answering(shape, choice, placement)
+    sizes = (_drafting if draft else _answering)(shape, choice, placement, pins)
     if is_exact(shape):
         return tuple(sizes)
     pools = _pools(shape, choice)
@@ -50,32 +53,32 @@ def _pools(shape: ModelShape, choice: ContextChoice) -> int:
     return n_pools * (_POOL_BYTES * choice.n_tokens(shape.n_ctx_train) + keys)
 
 
-def _answering(shape: ModelShape, choice: ContextChoice, placement: Placement) -> list[int]:
+def _answering(shape: ModelShape, choice: ContextChoice, placement: Placement, pins: bool) -> list[int]:
     # with few cells the zeros of left-out blocks weigh as much as the masks, and then each block counts
     repeats = choice.cells(shape.n_ctx_train).n_ctx_seq >= _REPEATS_FROM * shape.indexer_top_k
     few = representatives(shape, placement) if repeats else all_of(shape, placement)
     experts = {index: few.host if index in placement.experts_on_host else home for index, home in few.homes.items()}
     homes = Homes(few.homes, experts, few.output, few.host)
-    graph = _builder(shape, choice, homes).trunk(few.blocks, few.idle)
+    graph = _builder(shape, choice, homes, pins).trunk(few.blocks, few.idle)
     cuda = {few.backend_of[index] for index, device in enumerate(placement.devices) if device.is_cuda}
     sizes = _scheduled(graph, few.host, frozenset(cuda), placement, choice)
     return [sizes[backend] for backend in few.backend_of]
 
 
-def _drafting(shape: ModelShape, choice: ContextChoice, placement: Placement) -> list[int]:
+def _drafting(shape: ModelShape, choice: ContextChoice, placement: Placement, pins: bool) -> list[int]:
     host = len(placement.devices)
     blocks = {index: host if home is None else home for index, home in enumerate(placement.blocks)}
     experts = {index: host if index in placement.experts_on_host else home for index, home in blocks.items()}
     output = host if placement.output is None else placement.output
-    graph = _builder(shape, choice, Homes(blocks, experts, output, host)).draft()
+    graph = _builder(shape, choice, Homes(blocks, experts, output, host), pins).draft()
     cuda = frozenset(index for index, device in enumerate(placement.devices) if device.is_cuda)
     return _scheduled(graph, host, cuda, placement, choice)
 
 
-def _builder(shape: ModelShape, choice: ContextChoice, homes: Homes) -> Builder:
+def _builder(shape: ModelShape, choice: ContextChoice, homes: Homes, pins: bool) -> Builder:
     n_tokens = choice.n_tokens(shape.n_ctx_train)
     cells = choice.cells(shape.n_ctx_train)
-    return Builder(shape, choice, cells, homes, n_tokens, min(n_tokens, choice.n_outputs))
+    return Builder(shape, choice, cells, homes, n_tokens, min(n_tokens, choice.n_outputs), pins=pins)
 
 
 def _scheduled(graph: Graph, host: int, cuda: frozenset[int], placement: Placement, choice: ContextChoice) -> list[int]:

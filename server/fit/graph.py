@@ -36,6 +36,7 @@ class Tensor:
     outside = False  # weights and caches: memory that is not the graph's
     weight = False
     backend = -1
+    pin = -1  # the backend that llama.cpp sets before it schedules; -1: none
     n_batch = 0  # rows that an operation with weights works on (get_op_batch_size in ggml-cuda.cu)
     extra_bytes = 0  # flash attention on CUDA: the f16 copy
     moved_extra_bytes = 0  # and one more where the cache is on another backend: then values are no view of keys

@@ -45,7 +45,7 @@ def _assign(graph: Graph, host: int, op_offload: bool) -> None:
         if tensor.is_input:
             tensor.backend = host
     for node in graph.nodes:
-        node.backend = _from_memory(node, host, op_offload)
+        node.backend = node.pin if node.pin >= 0 else _from_memory(node, host, op_offload)
     working = [node for node in graph.nodes if node.op is not Op.VIEW]
     if host:
         _spread(working, host)

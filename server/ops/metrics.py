@@ -271,6 +271,7 @@ def _about_engine(
     yield _gauge(
         "glmserve_host_cache_entries", "Number of these states.", snapshot.host_cache_entries if snapshot else 0
     )
+    yield from _memory(facts)
     yield _gauge("glmserve_context_tokens", "Tokens one request may use.", facts.n_ctx_seq if facts else 0)
     yield _gauge("glmserve_step_seconds", "Length of the last step.", snapshot.step_ms / 1e3 if snapshot else 0.0)
     yield _gauge(
@@ -307,6 +308,21 @@ def _about_engine(
     ended.add_metric(["failed"], counters.jobs_failed)
     ended.add_metric(["cancelled"], counters.jobs_cancelled)
     yield ended
+
+
+def _memory(facts: ModelFacts | None) -> Iterator[Metric]:
+    planned = GaugeMetricFamily(
+        "glmserve_memory_planned_bytes", "Weights, cache and buffers, as planned before the load.", labels=["device"]
+    )
+    actual = GaugeMetricFamily(
+        "glmserve_memory_actual_bytes", "Weights, cache and buffers, as llama.cpp holds them.", labels=["device"]
+    )
+    for memory in facts.memory if facts else ():
+        planned.add_metric([memory.device], memory.planned_bytes)
+        if memory.actual_bytes is not None:
+            actual.add_metric([memory.device], memory.actual_bytes)
+    yield planned
+    yield actual
 
 
 def _counter(name: str, text: str, value: float) -> Metric:

@@ -53,6 +53,9 @@ class LoadProgress:
             self._open = False
 
 
+_PLAN_CAME_TRUE = 0.02  # a larger share of difference is told
+
+
 def ready_lines(facts: ModelFacts, names: tuple[str, ...], url: str, seconds: float, *, needs_key: bool) -> list[str]:
     """The lines after a load. Every number is what the engine reported."""
     where = ", ".join(device.name for device in facts.devices if device.kind != "cpu") or "CPU"
@@ -65,6 +68,16 @@ def ready_lines(facts: ModelFacts, names: tuple[str, ...], url: str, seconds: fl
         f"{slots}, {facts.n_ctx_seq:,} tokens per request (prompt and answer), {cache}",
         f"model name: {names[0]}{aliases}   base URL: {url}/v1" + ("   an API key is needed" if needs_key else ""),
     ]
+
+
+def memory_lines(facts: ModelFacts) -> list[str]:
+    """Where llama.cpp holds more than was planned, or much less; nothing where the plan came true."""
+    lines = []
+    for memory in facts.memory:
+        planned, actual = memory.planned_bytes, memory.actual_bytes
+        if actual is not None and abs(actual - planned) > _PLAN_CAME_TRUE * planned and actual + planned > 2**24:
+            lines.append(f"memory: {memory.device} holds {_size(actual)}, {_size(planned)} were planned")
+    return lines
 
 
 def curl_line(model: str, url: str, *, key: bool, ca_unknown: bool = False) -> str:

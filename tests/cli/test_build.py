@@ -58,6 +58,10 @@ TABLE: list[tuple[list[str], str, Any]] = [
     (["--override-tensor", "exps=CPU"], f"{MODEL}.tensor_overrides", (TensorOverride("exps", "CPU"),)),
     (["--cpu-moe"], f"{MODEL}.cpu_moe", True),
     (["--n-cpu-moe", "3"], f"{MODEL}.n_cpu_moe", 3),
+    (["--pipeline", "off"], f"{MODEL}.pipeline", False),
+    (["--fit", "off"], "engine.fit.adapts", False),
+    (["--fit-ctx", "8192"], "engine.fit.least_ctx", 8192),
+    (["--fit-target", "512,2048"], "engine.fit.margin_bytes", (512 << 20, 2048 << 20)),
     (["--n-cpu-ffn", "1"], f"{MODEL}.tensor_overrides", (TensorOverride(r"blk\.0\.ffn_(up|down|gate)\.", "CPU"),)),
     (["--no-kv-offload"], f"{MODEL}.offload_kqv", False),
     (["--no-op-offload"], f"{MODEL}.op_offload", False),
@@ -304,7 +308,7 @@ def test_warnings_travel_with_the_config(model: Path) -> None:
 def latent_model(tmp_path: Path) -> Path:
     pairs = [
         ("general.architecture", raw.STRING, "glm-dsa"),
-        ("glm-dsa.attention.kv_lora_rank", raw.U32, 512),
+        ("glm-dsa.attention.key_length_mla", raw.U32, 256),
     ]
     return Gguf(pairs=pairs).write(tmp_path / "glm.gguf")
 
@@ -326,6 +330,6 @@ def test_one_latent_needs_one_cache_type(latent_model: Path, model: Path, argume
 
 
 def test_tensor_split_of_a_latent_model_is_refused(latent_model: Path, model: Path) -> None:
-    with pytest.raises(ConfigError, match=r"-sm is tensor.*glm-dsa.*--split-mode layer"):
+    with pytest.raises(ConfigError, match=r"--split-mode tensor is not possible with 'glm-dsa'.*--split-mode layer"):
         config_of(latent_model, "-sm", "tensor")
     assert config_of(model, "-sm", "tensor").engine.model.split_mode == "tensor"

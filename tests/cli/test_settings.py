@@ -72,18 +72,13 @@ def test_the_small_batch_is_never_larger_than_the_large() -> None:
     settings = settings_of("-b", "128")
     assert settings["ubatch-size"] == 128
     assert settings.warnings == []
-    settings = settings_of("-b", "128", "-ub", "256")
-    assert settings["ubatch-size"] == 128
-    assert "-ub is 256" in settings.warnings[0]
+    assert refusal("-b", "128", "-ub", "256") == "-ub is 256, more than -b 128; lower the first or raise the second"
 
 
-@pytest.mark.parametrize("type_", ["q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"])
-def test_a_quantised_v_cache_needs_flash_attention(type_: str) -> None:
-    message = refusal("-ctv", type_, "--flash-attn", "off")
-    assert f"-ctv is {type_}" in message
-    assert "--flash-attn on" in message
-    assert settings_of("-ctv", type_)["cache-type-v"] == type_
-    assert settings_of("-ctk", type_, "-fa", "off")["cache-type-k"] == type_
+def test_the_large_batch_follows_a_larger_small_one() -> None:
+    settings = settings_of("-ub", "8192")
+    assert (settings["batch-size"], settings["ubatch-size"]) == (8192, 8192)
+    assert settings.warnings == []
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from server.engine import native_params
+from server.engine import native_params, rules
 from server.engine.backend import DecodeStatus, Logits, Piece
 from server.engine.ggml import Ggml, load_bindings
 from server.engine.llama import LlamaBackend
@@ -128,12 +128,20 @@ def test_a_refused_model_says_llama_cpps_reason(tmp_path: Path) -> None:
         load(odd)
 
 
-def test_a_refused_context_says_llama_cpps_reason(tmp_path: Path) -> None:
+def test_a_refused_context_says_llama_cpps_reason(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules, "check", lambda *_: None)
+    with pytest.raises(LoadError, match=r"could not create the context: quantized V cache requires flash_attn"):
+        load(model, flash_attn="off", cache_type_v="q8_0")
+
+
+def test_heads_that_blocks_of_a_quantised_cache_do_not_divide(tmp_path: Path) -> None:
     narrow = write_tiny_gguf(tmp_path / "narrow.gguf", n_head=4)
-    with pytest.raises(
-        LoadError, match=r"could not create the context: .*block size 32 does not divide n_embd_head_k=16$"
-    ):
-        load(narrow, flash_attn="on", cache_type_k="q8_0")
+    with pytest.raises(ConfigError, match=r"--cache-type-k q8_0 .*do not divide .* key heads of 16"):
+        load(narrow, flash_attn="auto", cache_type_k="q8_0")
+    with pytest.raises(ConfigError, match=r"--cache-type-v q4_0 .*do not divide .* value heads of 16"):
+        load(narrow, flash_attn="on", cache_type_v="q4_0")
+    with pytest.raises(ConfigError, match=r"--cache-type-k q8_0"):  # one head of 16 makes half a block: it would abort
+        load(narrow, flash_attn="off", cache_type_k="q8_0")
 
 
 @pytest.mark.parametrize(
@@ -144,7 +152,7 @@ def test_a_refused_context_says_llama_cpps_reason(tmp_path: Path) -> None:
         ({"n_slots": 8, "n_batch": 4}, "--batch-size 4 is smaller than --parallel 8"),
         ({"n_batch": 128, "n_ubatch": 256}, "--ubatch-size 256 is larger than --batch-size 128"),
         ({"n_ubatch": 0}, "--ubatch-size 0"),
-        ({"cache_type_v": "q8_0"}, "--cache-type-v q8_0 needs flash attention; use --flash-attn auto"),
+        ({"cache_type_v": "q8_0"}, "--cache-type-v q8_0 needs flash attention, and --flash-attn is off"),
         ({"cache_type_k": "q3_k"}, "--cache-type-k 'q3_k' is not known"),
         ({"flash_attn": "maybe"}, "--flash-attn 'maybe'"),
         ({"load_mode": "fast"}, "--load-mode 'fast'"),
@@ -186,14 +194,14 @@ def test_latent_attention_needs_one_cache_type() -> None:
 def test_the_cpu_never_computes_unawares_where_gpus_are_meant(tmp_path: Path) -> None:
     here, gone = tmp_path / "nvidia0", str(tmp_path / "none")
     here.touch()
-    (warning,) = native_params.check_that_the_cpu_is_meant(ModelOptions("x.gguf"), False, str(here))
+    (warning,) = rules.check_that_the_cpu_is_meant(ModelOptions("x.gguf"), False, str(here))
     assert "llama.cpp sees none" in warning
-    assert native_params.check_that_the_cpu_is_meant(ModelOptions("x.gguf"), False, gone) == []
-    assert native_params.check_that_the_cpu_is_meant(ModelOptions("x.gguf"), True, str(here)) == []
+    assert rules.check_that_the_cpu_is_meant(ModelOptions("x.gguf"), False, gone) == []
+    assert rules.check_that_the_cpu_is_meant(ModelOptions("x.gguf"), True, str(here)) == []
     for meant in (ModelOptions("x.gguf", n_gpu_layers=0), ModelOptions("x.gguf", devices=("none",))):
-        assert native_params.check_that_the_cpu_is_meant(meant, False, str(here)) == []
+        assert rules.check_that_the_cpu_is_meant(meant, False, str(here)) == []
     with pytest.raises(ConfigError, match="--tensor-split asks for a GPU"):
-        native_params.check_that_the_cpu_is_meant(ModelOptions("x.gguf", tensor_split=(1.0, 1.0)), False, gone)
+        rules.check_that_the_cpu_is_meant(ModelOptions("x.gguf", tensor_split=(1.0, 1.0)), False, gone)
 
 
 def test_tensor_split_is_refused_for_architectures_without_it() -> None:

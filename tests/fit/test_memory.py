@@ -53,9 +53,10 @@ def test_cells_are_rounded_as_llama_cpp_does(n_ctx: int, n_slots: int, unified: 
 
 
 @pytest.mark.parametrize(
-    ("n_ubatch", "pipelined", "gib"), [(8192, True, 73.6), (8192, False, 65.8), (512, True, 58.9), (512, False, 58.5)]
+    ("n_ubatch", "pipelined", "gib"), [(8192, True, 72.9), (8192, False, 65.8), (512, True, 58.9), (512, False, 58.5)]
 )
 def test_the_fullest_of_eight_gpus(shapes: Shapes, n_ubatch: int, pipelined: bool, gib: float) -> None:
+    """llama.cpp's dry run says 73.6 for the first: it counts 0.75 GiB that a load does not take (compute_bytes)."""
     choice = ContextChoice(
         n_ctx=131_072,
         n_slots=2,

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from server.engine.client import EngineState, EngineStatus
-from server.engine.messages import DeviceInfo
-from server.ops.startup import LoadProgress, curl_line, ready_lines, say
+from server.engine.messages import DeviceInfo, DeviceMemory
+from server.ops.startup import LoadProgress, curl_line, memory_lines, ready_lines, say
 from tests.support.scripted import ScriptedBackend
 
 FACTS = ScriptedBackend(n_ctx=262_144, n_slots=2).facts
@@ -69,3 +69,14 @@ def test_say_writes_lines() -> None:
     out = io.StringIO()
     say(["one", "two"], out)
     assert out.getvalue() == "one\ntwo\n"
+
+
+def test_memory_that_differs_from_the_plan_is_told() -> None:
+    memory = [
+        DeviceMemory("CUDA0", 60 << 30, 61 << 30),
+        DeviceMemory("CUDA1", 60 << 30, 62 << 30),
+        DeviceMemory("host", 1 << 30, None),
+        DeviceMemory("tiny", 1 << 10, 2 << 10),
+    ]
+    lines = memory_lines(msgspec.structs.replace(FACTS, memory=memory))
+    assert lines == ["memory: CUDA1 holds 62.0 GiB, 60.0 GiB were planned"]

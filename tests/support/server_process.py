@@ -42,7 +42,7 @@ def children_of(pid: int) -> list[int]:
 
 def runs_engine(pid: int) -> bool:
     try:
-        return b"server.engine.process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"server.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return False
 

@@ -61,6 +61,11 @@ async def get_props(request: Request) -> Response:
         "split_mode": facts.split_mode,
         "n_gpu_layers": facts.n_gpu_layers,
         "devices": [device.name for device in facts.devices],
+        "tensor_split": facts.tensor_split,
+        "pipelined": facts.pipelined,
+        "n_cpu_moe": facts.n_cpu_moe,
+        "load_mode": facts.load_mode,
+        "memory": facts.memory,
         "warnings": facts.warnings,
     }
     return Response(to_json(props), media_type="application/json")
