@@ -108,6 +108,8 @@ def _of_sums(file: Path) -> Iterator[tuple[Path, Expected]]:
         name = match[2]
         if bagged:
             name = re.sub("%(0A|0D|25)", lambda code: chr(int(code[1], 16)), name, flags=re.IGNORECASE)
+        if "\0" in name or ".." in Path(name).parts:
+            raise ValueError(f"line {number} names a file that is none of its folder's")
         source = "the bundle's manifest" if bagged else file.name
         remedy = "copy this file from the bundle's disk again" if bagged else "fetch or copy the file again"
         yield file.parent / name, Expected(None, match[1].lower(), source, remedy)

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from server.errors import ConfigError, ModelFileError
 from server.store.digest import digest_file, digest_files
@@ -229,6 +231,24 @@ def test_a_bundle_names_its_disk(tmp_path: Path) -> None:
     }
     flip(shards[0], shards[0].stat().st_size - 1)
     assert only_fault(verify(folder, VerifyOptions())).remedy == "copy this file from the bundle's disk again"
+
+
+@settings(max_examples=40)
+@given(st.binary(max_size=200) | st.text(max_size=200).map(lambda text: f"{'a' * 64}  {text}\n".encode()))
+def test_whatever_stands_in_a_list_is_read_or_told(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    folder = tmp_path_factory.mktemp("m")
+    write_shards(folder, 1)
+    for name in ("SHA256SUMS", MANIFEST_NAME):
+        (folder / name).write_bytes(content)
+        for fault in verify(folder, VerifyOptions(quick=True)).faults:
+            assert fault.kind in (FaultKind.MANIFEST, FaultKind.MISSING)
+        (folder / name).unlink()
+
+
+def test_a_list_names_only_what_is_below_it(tmp_path: Path) -> None:
+    write_model(tmp_path / "m.gguf")
+    (tmp_path / "SHA256SUMS").write_text(f"{'a' * 64}  ../x\n")
+    assert "line 1 names a file that is none of its folder's" in only_fault(verify(tmp_path, VerifyOptions())).cause
 
 
 def test_a_damaged_list_is_a_fault(tmp_path: Path) -> None:
