@@ -16,13 +16,14 @@ import statistics
 import time
 from collections.abc import Callable
 
-from server.engine.backend import DecodeStatus, Piece
+from server.engine.backend import DecodeStatus, Piece, State
 from server.engine.engine import Engine
 from server.engine.messages import Event, Job, ModelFacts, SlotState, Span, TokenLogprob
 from server.engine.options import SchedulerOptions
 from server.engine.wire import encode_frame
 
 TOKEN = 65
+N_SEQUENCES = 256
 
 
 class NoSampler:
@@ -43,7 +44,7 @@ class NoModel:
     """A backend that takes every batch and says A."""
 
     def __init__(self, n_slots: int, n_ctx: int) -> None:
-        self._lengths = [0] * n_slots
+        self._lengths = [0] * N_SEQUENCES
         self.facts = ModelFacts(
             description="none",
             architecture="none",
@@ -51,6 +52,7 @@ class NoModel:
             n_ctx_seq=n_ctx,
             n_ctx_train=n_ctx,
             n_slots=n_slots,
+            n_sequences=N_SEQUENCES,
             n_batch=2048,
             n_ubatch=512,
             n_vocab=256,
@@ -83,6 +85,9 @@ class NoModel:
     def is_end(self, token: int) -> bool:
         return False
 
+    def is_control(self, token: int) -> bool:
+        return False
+
     def decode(self, pieces: list[Piece]) -> DecodeStatus:
         for piece in pieces:
             self._lengths[piece.sequence] = piece.start + len(piece.tokens)
@@ -101,6 +106,12 @@ class NoModel:
 
     def length(self, sequence: int) -> int:
         return self._lengths[sequence]
+
+    def save(self, sequence: int, start: int, max_bytes: int) -> State | None:
+        return None
+
+    def restore(self, sequence: int, state: State, start: int, end: int) -> bool:
+        return False
 
     def warm_up(self) -> None:
         pass

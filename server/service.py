@@ -75,6 +75,7 @@ class GenerationOptions:
     owner: str = ""  # who asks; owners share the slots fairly
     owner_limit: int = 0  # jobs of the owner in slots at once; 0: no limit
     priority: int = 0  # lower goes first
+    explain_cache: bool = False  # say where the prompt differs from the nearest one in the cache
 
 
 THINK_TAGS = (THINK_OPEN, THINK_CLOSE)
@@ -494,6 +495,7 @@ class ChatService:
             owner=options.owner,
             owner_limit=options.owner_limit,
             priority=options.priority,
+            explain_cache=options.explain_cache and first is None,
         )
 
     async def _block_limit(

@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from server.api import explain
 from server.api.account import Account
 from server.api.auth import Authenticate
 from server.api.context import Api, notes_of
@@ -66,7 +67,7 @@ def _cors(app: ASGIApp, options: CorsOptions) -> ASGIApp:
         allow_methods=list(options.methods),
         allow_headers=list(options.headers),
         allow_credentials=options.credentials,
-        expose_headers=["Retry-After", "X-Request-Id"],
+        expose_headers=["Retry-After", "X-Request-Id", explain.HEADER],
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from dataclasses import dataclass, field
 
@@ -14,7 +13,7 @@ from server.engine.client import EngineClient, EngineState
 from server.errors import ModelNotFound, Unavailable
 from server.ops.metrics import Metrics
 from server.ops.record import RequestRecord
-from server.service import ChatService, Generation, GenerationOptions
+from server.service import ChatService, Generation
 
 _SHOWN = 100  # characters of an unknown model's name that a message repeats
 _NOTES = "glmserve.notes"  # key in the ASGI scope
@@ -108,13 +107,3 @@ def notes_of(scope: Scope) -> Notes:
 
 def keep_notes(scope: Scope, notes: Notes) -> None:
     scope[_NOTES] = notes
-
-
-def on_behalf(request: Request, options: GenerationOptions, priority: int | None) -> GenerationOptions:
-    """What the request asks for, as the owner of its key. `priority` is the request's own; None: it has none."""
-    key = notes_of(request.scope).key
-    if key is None:
-        return dataclasses.replace(options, priority=priority or 0)
-    # Nobody gets ahead of what the key allows.
-    asked = key.priority if priority is None else max(priority, key.priority)
-    return dataclasses.replace(options, owner=key.name, owner_limit=key.max_jobs, priority=asked)

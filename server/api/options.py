@@ -75,5 +75,6 @@ class HttpOptions:
     metrics: bool = True  # GET /metrics; off: 501
     props: bool = False  # POST /props; off: 501 (GET /props always answers)
     slots: bool = True  # GET /slots; off: 501
+    log_cache_misses: bool = False  # where prompts differ from cached ones, with a few words of both
     shutdown_grace_s: float = 30.0  # how long running requests may finish after SIGTERM
     generation: GenerationDefaults = field(default_factory=GenerationDefaults)

@@ -19,6 +19,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from server.api import explain
 from server.api.context import Api, Notes, api_of, notes_of
 from server.api.deadlines import Deadlines
 from server.api.errors import CLIENT_LEFT, error_frame, internal_error
@@ -61,7 +62,8 @@ async def answer(
     handed_over = False
     try:
         if not streams:
-            return Response(await unless_client_leaves(request, whole()), media_type="application/json")
+            body = await unless_client_leaves(request, whole())
+            return Response(body, headers=_explanation(request, notes), media_type="application/json")
         feed = await unless_client_leaves(request, opened())
         ping = api.options.ping_interval_s if ping_interval_s is None else ping_interval_s
         queue_timeout_s = api.options.queue_timeout_s
@@ -69,7 +71,10 @@ async def answer(
             await unless_client_leaves(request, feed.look_ahead(GRAMMAR_CHECK_S))
         elif queue_timeout_s is not None and queue_timeout_s <= (ping or QUIET_S):
             await unless_client_leaves(request, feed.look_ahead(queue_timeout_s + 1.0, until_started=True))
+        elif explain.asks(request):
+            await unless_client_leaves(request, feed.look_ahead(ping or QUIET_S, until_started=True))
         response = EventStream(feed, writer_of(feed.generation), api, notes, ping or 0)
+        response.headers.update(_explanation(request, notes))
         handed_over = True
         return response
     except ClientDisconnect:
@@ -78,6 +83,18 @@ async def answer(
     finally:
         if notes.generation is not None and not handed_over:
             notes.generation.close()
+            _log_miss(api, notes)
+
+
+def _log_miss(api: Api, notes: Notes) -> None:
+    if api.options.log_cache_misses:
+        explain.log_miss(notes)
+
+
+def _explanation(request: Request, notes: Notes) -> dict[str, str]:
+    if notes.generation is None or not explain.asks(request):
+        return {}
+    return {explain.HEADER: explain.header_value(notes.generation)}
 
 
 async def unless_client_leaves(request: Request, work: Coroutine[object, object, T]) -> T:
@@ -185,19 +202,20 @@ class EventStream(EventSourceResponse):
             shutdown_grace_period=math.inf,
         )
         self._feed = feed
-        self._metrics = api.metrics
+        self._api = api
         self._notes = notes
         self._complete = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            with self._metrics.open_stream():
+            with self._api.metrics.open_stream():
                 await super().__call__(scope, receive, send)
         except SendTimeoutError:
             self._notes.error_code = "send_timeout"
         finally:
             self._notes.disconnected = not self._complete
             self._feed.close()
+            _log_miss(self._api, self._notes)
 
     async def _frames(self, feed: Feed, writer: Writer) -> AsyncIterator[bytes]:
         """An error that comes after the 200 is the last frame of the stream."""

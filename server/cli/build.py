@@ -183,6 +183,7 @@ def _http_options(settings: Settings, files: ModelFiles) -> HttpOptions:
         metrics=settings["metrics"],
         props=settings["props"],
         slots=settings["slots"],
+        log_cache_misses=settings["log-cache-misses"],
         shutdown_grace_s=settings["shutdown-grace"],
         generation=GenerationDefaults(
             sampling=_sampling(settings), max_tokens=settings["predict"], cache_prompt=settings["cache-prompt"]

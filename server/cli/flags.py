@@ -262,6 +262,14 @@ LOG = Group(
             "text, or json: one object a line",
             main=True,
         ),
+        flag(
+            "--log-cache-misses",
+            _SWITCH,
+            False,
+            "log where prompts differ from cached ones",
+            note="With a few words of both prompts, so it is off by default (docs/operations.md).",
+            off="--no-log-cache-misses",
+        ),
         flag("--log-file", _FILE, None, "write the log there too", llama="LOG_FILE", main=True),
     ),
 )

@@ -48,6 +48,14 @@ class Admission:
                     return slot
         return min(idle, key=lambda slot: (bool(slot.tokens), slot.last_used, slot.id))
 
+    def nearest(self, run: Run) -> Sequence[int]:
+        """The tokens, held in cells or host memory or being read, that have most in common with the run's; empty: none
+        have anything."""
+        held: list[Sequence[int]] = [slot.run.tokens for slot in self._slots if slot.run is not None]
+        held += [sequence.tokens for sequence in self._cache.sequences()]
+        held += [entry.tokens for entry in self._cache.host.entries()]
+        return max(held, key=lambda tokens: common_length(run.tokens, tokens), default=())
+
     def place(self, run: Run, slot: Slot) -> None:
         """Give the slot to the run. It reads at once, or waits for a slot that is reading the same tokens."""
         slot.run = run

@@ -74,6 +74,7 @@ class JobStream:
     def __init__(self, client: EngineClient, job: Job) -> None:
         self.job = job
         self.ended = False
+        self.start: Started | None = None
         self._started = asyncio.Event()
         self._client = client
         self._events: deque[JobEvent] = deque()
@@ -93,7 +94,7 @@ class JobStream:
     @property
     def started(self) -> bool:
         """The job has got a slot."""
-        return self._started.is_set()
+        return self.start is not None
 
     async def until_started(self) -> None:
         await self._started.wait()
@@ -105,6 +106,7 @@ class JobStream:
 
     def push(self, event: JobEvent) -> None:
         if isinstance(event, Started):
+            self.start = event
             self._started.set()
         self.ended = isinstance(event, Finished | Failed)
         self._events.append(event)

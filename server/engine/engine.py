@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from server.engine.admission import Admission
 from server.engine.backend import Backend, DecodeStatus, Logits, Piece
 from server.engine.cache import IDLE_CELLS_CPU, IDLE_SHARE_GPU, Cache, CachedSequence
+from server.engine.divergence import find_divergence
 from server.engine.host_tier import HostTier
 from server.engine.messages import (
     Counters,
@@ -167,8 +168,13 @@ class Engine:
             # Where it waits for one slot, those behind it need not.
             return Answer.STOP if run.job.slot is None else Answer.NEXT
         if self._has_sampler(run):
+            if run.job.explain_cache and not run.preempted:
+                run.divergence = find_divergence(run.tokens, self._admission.nearest(run), self._text_of)
             self._admission.place(run, slot)
         return Answer.TAKEN
+
+    def _text_of(self, tokens: Sequence[int]) -> str:
+        return self._backend.detokenize(list(tokens), show_special=True)
 
     def _has_sampler(self, run: Run) -> bool:
         """Make the run's sampler unless it has one. False: its options are wrong, and the run has failed."""
@@ -226,7 +232,7 @@ class Engine:
         run.started_at = self._now()
         queue_ms = (run.started_at - run.submitted_at) * 1e3
         self._counts["prompt_cached_tokens"] += run.n_cached
-        self._outbox.append(Started(run.job.id, slot.id, run.n_prompt, run.n_cached, queue_ms))
+        self._outbox.append(Started(run.job.id, slot.id, run.n_prompt, run.n_cached, queue_ms, run.divergence))
         if run.job.report_progress:
             self._outbox.append(Progress(run.job.id, run.n_prompt, run.n_cached, run.n_cached, 0.0))
 

@@ -94,6 +94,7 @@ class Job(Message, frozen=True):
     owner: str = ""  # who asks: the name of an API key, never the key; owners share the slots fairly
     owner_limit: int = 0  # jobs of this owner in slots at once; 0: no limit
     priority: int = 0  # lower goes first
+    explain_cache: bool = False  # say where the prompt differs from the nearest one in the cache
 
 
 # ── commands ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -184,6 +185,17 @@ class TokenLogprob(msgspec.Struct, frozen=True):
     top: list[TopToken] = []
 
 
+class Divergence(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where a prompt stops being like the sequence in the cache that it has most in common with. Texts of a few
+    tokens."""
+
+    at: int  # tokens that both have
+    before: str  # the last of what both have
+    prompt: str  # how the prompt goes on
+    cached: str  # how the cached sequence goes on; it may be another client's
+    rejoins_after: int | None = None  # after so many tokens of the prompt both are alike again
+
+
 class Started(Message, frozen=True):
     """The job has a slot and its first batch is about to run."""
 
@@ -192,6 +204,7 @@ class Started(Message, frozen=True):
     n_prompt: int
     n_cached: int
     queue_ms: float
+    divergence: Divergence | None = None  # where the job asked and the prompt differs from all that is cached
 
 
 class Progress(Message, frozen=True):

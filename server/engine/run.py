@@ -7,7 +7,17 @@ from dataclasses import dataclass, field
 from server.engine.backend import Backend, Sampler
 from server.engine.block_limit import BlockCounter
 from server.engine.host_tier import Entry
-from server.engine.messages import Failed, FailureKind, Finished, FinishReason, Job, Text, Timings, TokenLogprob
+from server.engine.messages import (
+    Divergence,
+    Failed,
+    FailureKind,
+    Finished,
+    FinishReason,
+    Job,
+    Text,
+    Timings,
+    TokenLogprob,
+)
 from server.engine.text import TextStream
 
 
@@ -27,6 +37,7 @@ class Run:
     n_prompt_decoded: int = 0
     n_generated: int = 0
     preempted: bool = False
+    divergence: Divergence | None = None
     swapped: Entry | None = None  # its state while it waits to come back
     checkpoint: int = 0  # tokens after which the state is worth keeping, where it cannot be cut later; 0: nowhere
     started_at: float | None = None  # first batch

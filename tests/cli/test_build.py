@@ -89,6 +89,7 @@ TABLE: list[tuple[list[str], str, Any]] = [
     (["--no-metrics"], "http.metrics", False),
     (["--no-slots"], "http.slots", False),
     (["--props"], "http.props", True),
+    (["--log-cache-misses"], "http.log_cache_misses", True),
     (["--no-normalize-prompts"], "chat.normalize", False),
     (["--max-queue", "3"], f"{SCHEDULER}.max_waiting", 3),
     (["--queue-timeout", "7"], "http.queue_timeout_s", 7.0),

@@ -6,8 +6,9 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from server.api.asked import generation_options
 from server.api.body import read_body
-from server.api.context import api_of, on_behalf
+from server.api.context import api_of
 from server.api.openapi import ERRORS_OF_GENERATION, errors_of_post, gives, takes
 from server.api.render.chat import ChatWriter
 from server.api.render.parts import Identity, Shows, Writer, to_json
@@ -34,7 +35,7 @@ async def create_chat_completion(request: Request) -> Response:
     body = await read_body(request, ChatRequest)
     api.check_model(body.model)
     conversation = body.conversation()
-    options = on_behalf(request, body.generation_options(api.options.generation, body.n_logprobs), body.priority)
+    options = generation_options(request, body, body.n_logprobs)
     shows = Shows(
         usage=body.wants_usage,
         timings_per_token=bool(body.timings_per_token),

@@ -8,8 +8,9 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from server.api.asked import generation_options
 from server.api.body import read_body
-from server.api.context import Api, api_of, on_behalf
+from server.api.context import Api, api_of
 from server.api.openapi import ERRORS_OF_GENERATION, gives, takes
 from server.api.render.completion import CompletionWriter
 from server.api.render.native import NativeWriter
@@ -35,7 +36,7 @@ async def create_completion(request: Request) -> Response:
     api.check_ready()
     body = await read_body(request, CompletionRequest)
     api.check_model(body.model)
-    options = on_behalf(request, body.generation_options(api.options.generation, body.n_logprobs), body.priority)
+    options = generation_options(request, body, body.n_logprobs)
     shows = _shows(body)
     echoes: list[str] = []
 
@@ -70,7 +71,7 @@ async def create_native_completion(request: Request) -> Response:
     api.check_ready()
     body = await read_body(request, NativeRequest)
     api.check_model(body.model)
-    options = on_behalf(request, body.generation_options(api.options.generation, body.n_logprobs), body.priority)
+    options = generation_options(request, body, body.n_logprobs)
     shows = _shows(body)
     texts: list[str] = []
 
