@@ -16,16 +16,16 @@ from typing import Self
 
 import msgspec
 
+from server.chat.forms import AnswerForm
 from server.chat.messages import Conversation, Delta, EndOfText, ParsedTurn, Prompt, PromptSpan, fold
 from server.chat.options import ChatOptions
 from server.chat.plain import PlainDialect
-from server.chat.template import THINK_CLOSE, THINK_OPEN, ChatTemplate
+from server.chat.template import ChatTemplate
 from server.chat.turn import TurnReader
 from server.chat.voice import Speaker, Voice, find_voice
 from server.chat.volatile import without_volatile_lines
 from server.engine.client import EngineClient, JobStream
 from server.engine.messages import (
-    BlockLimit,
     Failed,
     FailureKind,
     Finished,
@@ -50,6 +50,7 @@ from server.errors import (
     NotSupported,
     Unavailable,
 )
+from server.rules import JobRules, RuleMaker
 
 logger = logging.getLogger(__name__)
 
@@ -71,14 +72,13 @@ class GenerationOptions:
     cache_prompt: bool = True
     slot: int | None = None
     report_progress: bool = False
+    form: AnswerForm | None = None
     text_bias: tuple[tuple[str, float], ...] = ()  # like SamplingOptions.logit_bias, for every token of a text
     owner: str = ""  # who asks; owners share the slots fairly
     owner_limit: int = 0  # jobs of the owner in slots at once; 0: no limit
     priority: int = 0  # lower goes first
     explain_cache: bool = False  # say where the prompt differs from the nearest one in the cache
 
-
-THINK_TAGS = (THINK_OPEN, THINK_CLOSE)
 
 # A raw prompt: pieces of text and of token ids, to be joined.
 RawPrompt = tuple[str | tuple[int, ...], ...]
@@ -151,11 +151,18 @@ class Generation:
     Use it as an async context manager, or call `close`: either cancels what still runs.
     """
 
-    def __init__(self, engine: EngineClient, choices: Sequence[Choice], prompts: Sequence[Sequence[int]]) -> None:
+    def __init__(
+        self,
+        engine: EngineClient,
+        choices: Sequence[Choice],
+        prompts: Sequence[Sequence[int]],
+        warnings: Sequence[str] = (),
+    ) -> None:
         self.facts = engine.facts
         self.choices = choices
         self.is_normalized = False  # something that changes with each request was left out of the prompt
         self.prompts = prompts  # token ids, one list for each prompt; choices are grouped by prompt
+        self.warnings = warnings  # what was asked for and is not enforced
         self._engine = engine
         self._merged: asyncio.Queue[tuple[Choice, JobEvent]] = asyncio.Queue()
         self._pumps: list[asyncio.Task[None]] = []
@@ -336,6 +343,7 @@ class ChatService:
     def __init__(self, engine: EngineClient, options: ChatOptions) -> None:
         self._engine = engine
         self._options = options
+        self._rules = RuleMaker(engine)
         self._facts: ModelFacts | None = None
         self._voice: Voice | None = None
         self._told_of_volatile = False
@@ -374,7 +382,7 @@ class ChatService:
             options,
             lambda: voice.reader(prompt, conversation),
             show_special=voice.dialect.shows_special_tokens,
-            block_limit=await self._block_limit(voice, prompt, conversation, options),
+            rules=await self._rules.of_chat(voice, prompt, conversation, options.sampling, options.form),
         )
         generation.is_normalized = stable is not conversation
         return generation
@@ -384,7 +392,8 @@ class ChatService:
         for prompt in prompts:
             self._refuse_hopeless(sum(len(piece) for piece in prompt if isinstance(piece, str)))
         tokens = [await self.tokenize_raw(prompt, add_special=True, parse_special=True) for prompt in prompts]
-        return await self._open(tokens, options, _plain_reader, show_special=False)
+        rules = await self._rules.of_text(options.form)
+        return await self._open(tokens, options, _plain_reader, show_special=False, rules=rules)
 
     async def tokenize_raw(self, prompt: RawPrompt, *, add_special: bool, parse_special: bool) -> list[int]:
         """Only a first piece of text is given the vocabulary's BOS. Raises InvalidRequest for an unknown token id."""
@@ -431,7 +440,7 @@ class ChatService:
         reader_of_choice: Callable[[], TurnReader],
         *,
         show_special: bool,
-        block_limit: BlockLimit | None = None,
+        rules: JobRules,
     ) -> Generation:
         facts = self._engine.facts
         n_jobs, capacity = len(prompts) * options.n, self._engine.capacity
@@ -456,16 +465,14 @@ class ChatService:
             for tokens in prompts:
                 first: int | None = None
                 for _ in range(options.n):
-                    job = self._job(
-                        tokens, sampling, options, first, show_special=show_special, block_limit=block_limit
-                    )
+                    job = self._job(tokens, sampling, options, first, show_special=show_special, rules=rules)
                     first = first if first is not None else job.id
                     choices.append(Choice(len(choices), self._engine.open(job), reader_of_choice(), len(tokens)))
         except BaseException:
             for choice in choices:
                 choice.stream.cancel()
             raise
-        return Generation(self._engine, choices, prompts)
+        return Generation(self._engine, choices, prompts, rules.warnings)
 
     def _job(
         self,
@@ -475,7 +482,7 @@ class ChatService:
         first: int | None,
         *,
         show_special: bool,
-        block_limit: BlockLimit | None,
+        rules: JobRules,
     ) -> Job:
         return Job(
             id=self._engine.next_job_id(),
@@ -491,34 +498,14 @@ class ChatService:
             same_prompt_as=first,
             report_progress=options.report_progress,
             show_special=show_special,
-            block_limit=block_limit,
+            block_limit=rules.block_limit,
+            constraint=rules.constraint,
+            free_block=rules.free_block,
             owner=options.owner,
             owner_limit=options.owner_limit,
             priority=options.priority,
             explain_cache=options.explain_cache and first is None,
         )
-
-    async def _block_limit(
-        self, voice: Voice, prompt: Prompt, conversation: Conversation, options: GenerationOptions
-    ) -> BlockLimit | None:
-        """The budget of reasoning, in tokens of this model."""
-        budget = voice.budget(conversation)
-        if budget is None:
-            return None
-        asked = conversation.thinking.budget is not None
-        if options.sampling.grammar is not None:
-            if asked:
-                raise InvalidRequest("a reasoning budget is not supported together with a grammar", param="grammar")
-            return None
-        tags = [await self._engine.tokenize([Span(tag, special=True)], add_special=False) for tag in THINK_TAGS]
-        if any(len(tag) != 1 for tag in tags):
-            if asked:
-                raise InvalidRequest("this model has no tokens for think tags, so its reasoning cannot be limited")
-            return None
-        n_tokens, message = budget
-        ending = await self._engine.tokenize([Span(message, special=False)], add_special=False) if message else []
-        [[opener], [closer]] = tags
-        return BlockLimit(n_tokens, opener, closer, [*ending, closer], is_open=prompt.opens_in_reasoning)
 
     async def _with_bias(self, options: GenerationOptions, facts: ModelFacts) -> SamplingOptions:
         sampling = options.sampling

@@ -29,6 +29,9 @@ from server.service import ChoiceEnd, ChoiceText, Generation, GenerationEvent, c
 
 T = TypeVar("T")
 
+WARNING_HEADER = "X-Constraint-Warning"
+MOST_WARNING_CHARS = 2000
+
 # A grammar is checked by the engine. For so long the headers of a stream wait for its word, so that a wrong one is a
 # plain 400.
 GRAMMAR_CHECK_S = 2.0
@@ -63,7 +66,7 @@ async def answer(
     try:
         if not streams:
             body = await unless_client_leaves(request, whole())
-            return Response(body, headers=_explanation(request, notes), media_type="application/json")
+            return Response(body, headers=_own_headers(request, notes), media_type="application/json")
         feed = await unless_client_leaves(request, opened())
         ping = api.options.ping_interval_s if ping_interval_s is None else ping_interval_s
         queue_timeout_s = api.options.queue_timeout_s
@@ -74,7 +77,7 @@ async def answer(
         elif explain.asks(request):
             await unless_client_leaves(request, feed.look_ahead(ping or QUIET_S, until_started=True))
         response = EventStream(feed, writer_of(feed.generation), api, notes, ping or 0)
-        response.headers.update(_explanation(request, notes))
+        response.headers.update(_own_headers(request, notes))
         handed_over = True
         return response
     except ClientDisconnect:
@@ -91,10 +94,19 @@ def _log_miss(api: Api, notes: Notes) -> None:
         explain.log_miss(notes)
 
 
-def _explanation(request: Request, notes: Notes) -> dict[str, str]:
-    if notes.generation is None or not explain.asks(request):
-        return {}
-    return {explain.HEADER: explain.header_value(notes.generation)}
+def _own_headers(request: Request, notes: Notes) -> dict[str, str]:
+    """What is told about the answer: what was asked for and is not enforced; why so much of the prompt was read."""
+    headers: dict[str, str] = {}
+    if notes.generation is not None and notes.generation.warnings:
+        headers[WARNING_HEADER] = _printable("; ".join(notes.generation.warnings))[:MOST_WARNING_CHARS]
+    if notes.generation is not None and explain.asks(request):
+        headers[explain.HEADER] = explain.header_value(notes.generation)
+    return headers
+
+
+def _printable(text: str) -> str:
+    ascii_text = text.encode("ascii", "backslashreplace").decode("ascii")
+    return "".join(char if char.isprintable() else " " for char in ascii_text)
 
 
 async def unless_client_leaves(request: Request, work: Coroutine[object, object, T]) -> T:

@@ -43,6 +43,15 @@ class Dialect(Protocol):
         """The engine must write control tokens out as text, because the parser reads them."""
         ...
 
+    @property
+    def can_force_calls(self) -> bool:
+        """There is a grammar of its tool calls (`glm_call_grammar.py`)."""
+        ...
+
+    def own_tags(self, *, with_calls: bool) -> tuple[str, ...]:
+        """Texts that the parser never takes for content."""
+        ...
+
     def parser(self, prompt: Prompt, tools: Sequence[Tool]) -> Parser: ...
 
 

@@ -39,6 +39,13 @@ class GlmDialect:
     def shows_special_tokens(self) -> bool:
         return True
 
+    @property
+    def can_force_calls(self) -> bool:
+        return True
+
+    def own_tags(self, *, with_calls: bool) -> tuple[str, ...]:
+        return tuple(sorted(tag.value for tag in (TEXT_TAGS | CALL_TAGS if with_calls else TEXT_TAGS)))
+
     def parser(self, prompt: Prompt, tools: Sequence[Tool]) -> GlmParser:
         return GlmParser(tools, start_in_reasoning=prompt.opens_in_reasoning, generation=self.generation)
 

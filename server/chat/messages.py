@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum, StrEnum, auto
 from typing import Any
 
+from server.chat.forms import ToolChoice
 from server.chat.options import ReasoningFormat, Thinking
 
 
@@ -51,6 +52,7 @@ class Conversation:
     thinking: Thinking = field(default_factory=Thinking)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    tool_choice: ToolChoice = field(default_factory=ToolChoice)
     # how the answer is read
     reasoning_format: ReasoningFormat | None = None  # None: the server's
     parallel_tool_calls: bool = True  # False: the answer ends after its first call

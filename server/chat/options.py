@@ -41,3 +41,4 @@ class ChatOptions:
     thinking: Thinking = field(default_factory=Thinking)
     reasoning_format: ReasoningFormat = ReasoningFormat.AUTO
     normalize: bool = True  # leave out what changes with each request and means nothing (chat/volatile.py)
+    tool_grammar: bool = True  # hold the calls that a model makes to what was offered

@@ -30,5 +30,12 @@ class PlainDialect:
     def shows_special_tokens(self) -> bool:
         return False
 
+    @property
+    def can_force_calls(self) -> bool:
+        return False
+
+    def own_tags(self, *, with_calls: bool) -> tuple[str, ...]:
+        return ()
+
     def parser(self, prompt: Prompt, tools: Sequence[Tool]) -> PlainParser:
         return PlainParser()

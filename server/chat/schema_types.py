@@ -41,6 +41,11 @@ class Allowed:
         return self.types == {"string"}
 
 
+def type_name(name: object) -> str | None:
+    """JSON Schema's name for a type, whatever language it was named in; None: unknown."""
+    return _TYPE_NAMES.get(name.lower()) if isinstance(name, str) else None
+
+
 def json_type(value: object) -> str:
     """JSON's name for the type of a decoded value."""
     match value:
@@ -151,7 +156,7 @@ class SchemaTypes:
 
 def _named(kind: object) -> Allowed | None:
     names = kind if isinstance(kind, list) else [kind]
-    types = {_TYPE_NAMES.get(name.lower()) if isinstance(name, str) else None for name in names}
+    types = {type_name(name) for name in names}
     known = frozenset(name for name in types if name is not None)
     if not known or None in types:
         return None

@@ -8,11 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from server.chat.constraint import Steering, steer_chat
 from server.chat.dialects import Dialect, choose_dialect
+from server.chat.forms import AnswerForm
 from server.chat.glm_generation import Generation
 from server.chat.glm_templates import PROMPT_START, fallback_template, guess_generation, has_newline_layout
 from server.chat.messages import Conversation, Message, Prompt
 from server.chat.options import ChatOptions
+from server.chat.tags import Tag
 from server.chat.template import CHATML, ChatTemplate, TemplateRefusal
 from server.chat.thinking import thinking_variables
 from server.chat.turn import TurnReader
@@ -51,6 +54,14 @@ class Voice:
         n_tokens = own.budget if asked.budget is None else asked.budget
         message = own.budget_message if asked.budget_message is None else asked.budget_message
         return None if n_tokens is None or n_tokens < 0 else (n_tokens, message or "")
+
+    def steering(self, conversation: Conversation, form: AnswerForm | None) -> Steering | None:
+        """What the answer is held to. Raises InvalidRequest for what cannot be enforced."""
+        return steer_chat(conversation, form, self.dialect, tool_grammar=self.options.tool_grammar)
+
+    def may_open_reasoning(self, prompt: Prompt) -> bool:
+        """The model itself writes the tag that opens its reasoning, as 4.5 does."""
+        return self.generation is not None and prompt.text.rstrip().endswith(Tag.ASSISTANT.value)
 
     def begins_itself(self, prompt: Prompt) -> bool:
         """The template has written the start of the text, so the vocabulary must not add its BOS as well."""

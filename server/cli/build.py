@@ -243,6 +243,7 @@ def _chat_options(settings: Settings) -> ChatOptions:
         thinking=_thinking(settings),
         reasoning_format=ReasoningFormat(settings["reasoning-format"]),
         normalize=settings["normalize-prompts"],
+        tool_grammar=settings["tool-grammar"] == "auto",
     )
 
 

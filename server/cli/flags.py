@@ -233,6 +233,14 @@ CHAT = Group(
             off="--no-normalize-prompts",
         ),
         flag(
+            "--tool-grammar",
+            Choice(choices=("auto", "off"), metavar="WHEN", sample="off"),
+            "auto",
+            "auto: calls cannot be malformed; off: they can",
+            note="auto holds a call, from its opening tag on, to an offered name, declared arguments and values of "
+            "their schemas. Calls that a request forces are held so always.",
+        ),
+        flag(
             "--reasoning-format",
             Choice(choices=("auto", "none", "deepseek", "deepseek-legacy"), metavar="FORMAT", sample="none"),
             "auto",

@@ -1,7 +1,7 @@
 """The seam between the step loop and llama.cpp. `LlamaBackend` is the real one; tests/support has a scripted one.
 
 One thread uses a backend. The only exceptions are the vocabulary questions (`tokenize`, `detokenize`, `piece`,
-`is_end`): they read constant data and may be asked from the input thread while a decode runs.
+`is_end`, `prepare`): they read constant data and may be asked from other threads while a decode runs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from server.engine.messages import Job, ModelFacts, Span, TokenLogprob
+from server.engine.messages import Constraint, Job, ModelFacts, Span, TokenLogprob
 
 State = NDArray[np.uint8]
 
@@ -71,6 +71,15 @@ class Backend(Protocol):
     def piece(self, token: int, *, show_special: bool) -> bytes: ...
     def is_end(self, token: int) -> bool: ...
     def is_control(self, token: int) -> bool: ...
+
+    def warm_up_constraints(self) -> None:
+        """Do what the first `prepare` would have to do."""
+        ...
+
+    def prepare(self, constraint: Constraint) -> tuple[str, ...]:
+        """Compile a constraint, so that `sampler` will not have to: what of it is not enforced. Raises InvalidRequest,
+        with the reason, when it cannot be used."""
+        ...
 
     # one step
     def decode(self, pieces: list[Piece]) -> DecodeStatus:

@@ -20,6 +20,7 @@ from server.engine.backlog import Backlog, Load
 from server.engine.messages import (
     CallFailed,
     Cancel,
+    Constraint,
     Detokenize,
     Detokenized,
     Event,
@@ -34,6 +35,9 @@ from server.engine.messages import (
     ModelFacts,
     Pieces,
     Planned,
+    Prepare,
+    Prepared,
+    Question,
     Ready,
     Snapshot,
     Span,
@@ -212,7 +216,13 @@ class EngineClient:
         assert isinstance(answer, Pieces)
         return answer.pieces
 
-    async def _call(self, question: Tokenize | Detokenize | TokenPieces) -> Event:
+    async def prepare(self, constraint: Constraint) -> Prepared:
+        """Have the engine compile a constraint: why it cannot be used, or what of it is not enforced."""
+        answer = await self._call(Prepare(next(self._call_ids), constraint))
+        assert isinstance(answer, Prepared)
+        return answer
+
+    async def _call(self, question: Question) -> Event:
         writer = self._ready_writer()
         future: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
         self._calls[question.call_id] = future
@@ -324,7 +334,7 @@ class EngineClient:
                     self.status = EngineStatus(EngineState.READY, restarts=self._status.restarts)
             case LoadFailed(message):
                 self.load_failure = message
-            case Tokens(call_id) | Detokenized(call_id) | Pieces(call_id) | CallFailed(call_id):
+            case Tokens(call_id) | Detokenized(call_id) | Pieces(call_id) | Prepared(call_id) | CallFailed(call_id):
                 future = self._calls.get(call_id)
                 if future is not None and not future.done():
                     future.set_result(event)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -14,10 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from server.engine import native_params
-from server.engine.backend import DecodeStatus, Logits, Piece, State
+from server.engine.backend import DecodeStatus, Logits, Piece, Sampler, State
 from server.engine.breakdown import planned_and_actual, read_breakdown
+from server.engine.constraint import ConstraintCompiler
 from server.engine.ggml import Ggml, load_bindings
-from server.engine.messages import DeviceInfo, Job, ModelFacts, Span
+from server.engine.guide import Guide
+from server.engine.guided_sampler import GuidedSampler, SparingSampler
+from server.engine.messages import Constraint, DeviceInfo, Job, ModelFacts, Span
 from server.engine.model_facts import read_facts
 from server.engine.native_log import NativeLog
 from server.engine.native_params import NativeParams
@@ -32,6 +36,8 @@ OnProgress = Callable[[str, float], None]
 Plan = Callable[[EngineOptions, list[DeviceInfo]], LoadPlan]
 
 _BYTES = ctypes.POINTER(ctypes.c_uint8)
+_MASK_THREADS = 2  # started when the first mask is computed beside a decode
+
 _STATUS = {0: DecodeStatus.OK, 1: DecodeStatus.NO_ROOM, 2: DecodeStatus.ABORTED}  # else FAILED
 
 
@@ -66,6 +72,8 @@ class LlamaBackend:
         self._unfinished_copies: set[int] = set()
         self._batch = _Batch(bindings, facts.n_batch)
         self._closed = False
+        self._constraints = ConstraintCompiler(vocabulary.token_table)
+        self._mask_threads = ThreadPoolExecutor(_MASK_THREADS, thread_name_prefix="engine-mask")
         self._source = SamplerSource(
             bindings=bindings,
             context=native.context,
@@ -154,6 +162,16 @@ class LlamaBackend:
     def is_control(self, token: int) -> bool:
         return bool(self._native.bindings.llama_vocab_is_control(self._vocabulary.handle, token))
 
+    def warm_up_constraints(self) -> None:
+        self._constraints.warm_up()
+
+    def prepare(self, constraint: Constraint) -> tuple[str, ...]:
+        return self._constraints.prepare(constraint).warnings
+
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        return self._vocabulary.end_tokens
+
     # ── one step ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def decode(self, pieces: list[Piece]) -> DecodeStatus:
@@ -167,9 +185,15 @@ class LlamaBackend:
             self._unfinished_copies.clear()
         return status
 
-    def sampler(self, job: Job) -> LlamaSampler:
+    def sampler(self, job: Job) -> Sampler:
         self._vocabulary.require(job.tokens)
-        return LlamaSampler(self._source, job)
+        if job.constraint is not None:
+            guide = Guide(self._constraints, job.constraint, job.free_block, self._mask_threads)
+            return GuidedSampler(LlamaSampler(self._source, job), guide)
+        chain = LlamaSampler(self._source, job)
+        if job.sampling.grammar and job.free_block is not None:
+            return SparingSampler(chain, job.free_block, self._vocabulary.end_tokens)
+        return chain
 
     # ── the cache ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -292,6 +316,7 @@ class LlamaBackend:
         """Free the context and the model. Samplers must be closed before. May be called twice."""
         if not self._closed:
             self._closed = True
+            self._mask_threads.shutdown()
             self._native.bindings.llama_free(self._native.context)
             self._native.bindings.llama_model_free(self._native.model)
             self._native.log.remove()

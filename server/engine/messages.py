@@ -74,6 +74,23 @@ class BlockLimit(msgspec.Struct, frozen=True, omit_defaults=True):
     is_open: bool = False  # the prompt ends inside a block
 
 
+class FreeBlock(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Tokens between `opener` and `closer` (reasoning) are free: neither a constraint nor a grammar looks at them."""
+
+    opener: int
+    closer: int
+    is_open: bool = False  # the prompt ends inside a block
+    may_open: bool = False  # the answer may begin with a block, blanks before it, ahead of what is constrained
+
+
+class Constraint(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the answer has to look like, in llguidance's Lark. End tokens are allowed where the text is complete."""
+
+    grammar: str
+    trigger: int | None = None  # a token: holds from behind it until the text is complete, each time it comes
+    forbidden: tuple[str, ...] = ()  # patterns that must not be spelt in ordinary tokens, such as those of tags
+
+
 class Job(Message, frozen=True):
     """One sequence to continue. `n` choices are `n` jobs that name the first as `same_prompt_as`."""
 
@@ -90,7 +107,9 @@ class Job(Message, frozen=True):
     same_prompt_as: int | None = None  # job whose prefill this one waits for and shares
     report_progress: bool = False  # send Progress events while the prompt is read
     show_special: bool = False  # control tokens appear in the text
-    block_limit: BlockLimit | None = None  # of reasoning; not together with a grammar
+    block_limit: BlockLimit | None = None  # of reasoning; with a grammar only where `free_block` is given too
+    constraint: Constraint | None = None  # not together with a grammar, nor with ignore_eos unless it has a trigger
+    free_block: FreeBlock | None = None
     owner: str = ""  # who asks: the name of an API key, never the key; owners share the slots fairly
     owner_limit: int = 0  # jobs of this owner in slots at once; 0: no limit
     priority: int = 0  # lower goes first
@@ -134,11 +153,19 @@ class TokenPieces(Message, frozen=True):
     tokens: list[int]
 
 
+class Prepare(Message, frozen=True):
+    """Compile a constraint ahead of the jobs that have it."""
+
+    call_id: int
+    constraint: Constraint
+
+
 class Stop(Message, frozen=True):
     """End the engine process now; running jobs are failed by the client side."""
 
 
-Command = Submit | Cancel | Tokenize | Detokenize | TokenPieces | Stop
+Question = Tokenize | Detokenize | TokenPieces | Prepare
+Command = Submit | Cancel | Question | Stop
 
 
 # ── events ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -258,8 +285,16 @@ class Pieces(Message, frozen=True):
     pieces: list[bytes]
 
 
+class Prepared(Message, frozen=True):
+    """Answer to Prepare."""
+
+    call_id: int
+    refusal: str = ""  # why no job can have the constraint
+    warnings: tuple[str, ...] = ()  # what of a schema is not enforced
+
+
 class CallFailed(Message, frozen=True):
-    """A Tokenize, Detokenize or TokenPieces could not be answered."""
+    """A question could not be answered."""
 
     call_id: int
     message: str
@@ -419,6 +454,7 @@ Event = (
     | Tokens
     | Detokenized
     | Pieces
+    | Prepared
     | CallFailed
     | Loading
     | Planned

@@ -2,7 +2,7 @@
 
 The main thread owns llama.cpp and runs the step loop. An input thread reads commands, sends a heartbeat every second,
 and ends the process the moment the HTTP process is gone. Questions about the vocabulary have threads of their own, so
-that they wait for no decode and nothing waits for them.
+that they wait for no decode and nothing waits for them; constraints are compiled on another.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ from server.engine.messages import (
     LoadFailed,
     Loading,
     Pieces,
+    Prepare,
+    Prepared,
+    Question,
     Ready,
     Stop,
     Submit,
@@ -42,7 +45,7 @@ from server.engine.messages import (
 )
 from server.engine.options import EngineOptions
 from server.engine.wire import EngineSocket
-from server.errors import StartError
+from server.errors import InvalidRequest, StartError
 
 HEARTBEAT_S = 1.0
 SNAPSHOT_S = 0.1
@@ -65,6 +68,7 @@ class EngineProcess:
         self._inbox: queue.SimpleQueue[tuple[float, Command]] = queue.SimpleQueue()  # with the time of arrival
         # Megabytes of text take seconds to tokenise; meanwhile other questions, cancels and heartbeats must pass.
         self._vocabulary_threads = ThreadPoolExecutor(VOCABULARY_THREADS, thread_name_prefix="engine-vocabulary")
+        self._constraint_thread = ThreadPoolExecutor(1, thread_name_prefix="engine-constraint")
         self._backend: Backend | None = None
         self._step_began: float | None = None
         self._n_steps = 0
@@ -87,8 +91,10 @@ class EngineProcess:
         engine = Engine(backend, options.scheduler)
         load_ms = (time.monotonic() - began) * 1e3
         self._socket.send([Ready(backend.facts, load_ms), engine.snapshot()])
+        self._constraint_thread.submit(backend.warm_up_constraints)
         self._serve(engine)
-        self._vocabulary_threads.shutdown(cancel_futures=True)
+        for threads in (self._vocabulary_threads, self._constraint_thread):
+            threads.shutdown(cancel_futures=True)
         backend.close()
         return 0
 
@@ -155,10 +161,12 @@ class EngineProcess:
         match command:
             case Tokenize() | Detokenize() | TokenPieces():
                 self._vocabulary_threads.submit(self._reply, command)
+            case Prepare():
+                self._constraint_thread.submit(self._reply, command)
             case _:
                 self._inbox.put((time.perf_counter(), command))
 
-    def _reply(self, question: Tokenize | Detokenize | TokenPieces) -> None:
+    def _reply(self, question: Question) -> None:
         try:
             answer = self._answer(question)
         except Exception as error:  # noqa: BLE001  an answer there must be, or its client waits for ever
@@ -166,11 +174,11 @@ class EngineProcess:
         with suppress(OSError):
             self._socket.send([answer])
 
-    def _answer(self, question: Tokenize | Detokenize | TokenPieces) -> Event:
+    def _answer(self, question: Question) -> Event:
         backend = self._backend
         if backend is None:
             return CallFailed(question.call_id, "the model is not loaded yet")
-        if not isinstance(question, Tokenize):
+        if isinstance(question, Detokenize | TokenPieces):
             n_vocab = backend.facts.n_vocab
             wrong = next((token for token in question.tokens if not 0 <= token < n_vocab), None)
             if wrong is not None:
@@ -182,6 +190,11 @@ class EngineProcess:
                 return Detokenized(call_id, backend.detokenize(tokens, show_special=show_special))
             case TokenPieces(call_id, tokens):
                 return Pieces(call_id, [backend.piece(token, show_special=True) for token in tokens])
+            case Prepare(call_id, constraint):
+                try:
+                    return Prepared(call_id, warnings=backend.prepare(constraint))
+                except InvalidRequest as error:
+                    return Prepared(call_id, refusal=error.message)
 
 
 def _die_with_parent(parent: int) -> None:

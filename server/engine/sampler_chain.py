@@ -126,6 +126,12 @@ def dry_window(source: SamplerSource, options: SamplingOptions) -> int:
     return source.n_ctx if options.dry_penalty_last_n < 0 else options.dry_penalty_last_n
 
 
+def remembers(source: SamplerSource, options: SamplingOptions) -> bool:
+    """Does it matter to the chain which tokens it is told of, or how often it is asked?"""
+    windows = penalty_window(source, options) + dry_window(source, options)
+    return windows > 0 or options.mirostat != 0 or "adaptive_p" in options.samplers
+
+
 def build_chain(source: SamplerSource, options: SamplingOptions, biases: list[tuple[int, float]]) -> int:
     bindings, vocabulary = source.bindings, source.vocabulary
     seed = _RANDOM_SEED if options.seed < 0 else options.seed & 0xFFFFFFFF

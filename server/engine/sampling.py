@@ -35,8 +35,10 @@ class LlamaSampler:
         self._post_probs = job.post_sampling_probs and job.n_logprobs is not None
         self._bias = chains.biases(options, source.vocabulary)
         self._greedy = not self._post_probs and not self._bias and chains.is_argmax(options)
+        self._remembers = chains.remembers(source, options)
         self._chain: int | None = None
         self._grammar: int | None = None
+        self.uses_grammar = True  # False while the text is free of it
         self._candidates: NDArray[Any] | None = None
         self._current = source.bindings.llama_token_data_array()
         self._sample = source.bindings.llama_sampler_sample
@@ -58,15 +60,46 @@ class LlamaSampler:
         """Raises InvalidRequest when the grammar allows no token any more."""
         if self._greedy:
             return int(self._source.logits(row).argmax())
-        if self._grammar is None and not self._post_probs:
-            self._source.require(row)
-            token: int = self._sample(self._chain, self._source.context, row)
-            return token
+        if (self._grammar is None or not self.uses_grammar) and not self._post_probs:
+            return self._sample_plainly(row)
         return self._sample_candidates(row)
+
+    def _sample_plainly(self, row: int) -> int:
+        self._source.require(row)
+        token: int = self._sample(self._chain, self._source.context, row)
+        return token
+
+    # ── for those who may want another token: propose, perhaps choose_among, then take ───────────────────────────────
+
+    def propose(self, row: int) -> int:
+        """What `sample` would choose, not accepted yet: a chain that remembers its tokens has not been told."""
+        if self._greedy:
+            return int(self._source.logits(row).argmax())
+        if self._remembers or self._post_probs:
+            return self._choose(row)
+        return self._sample_plainly(row)
+
+    def choose_among(self, row: int, allowed: NDArray[np.bool_]) -> int:
+        """Sample anew, from the tokens that are allowed only. Raises InvalidRequest when there are none, or when the
+        options ban them all."""
+        tokens = np.flatnonzero(allowed[: self._source.vocabulary.n_tokens])
+        if len(tokens) and self._greedy:
+            return int(tokens[self._source.logits(row)[tokens].argmax()])
+        if len(tokens):
+            token = self._choose(row, among=tokens)
+            if self._current.data[self._current.selected].logit != -math.inf:
+                return token
+        raise InvalidRequest(
+            "the constraint allows no token of this model here; change it, or the options that ban tokens (logit_bias)"
+        )
+
+    def take(self, token: int) -> None:
+        if self._chain is not None and (self._remembers or self._post_probs):
+            self._source.bindings.llama_sampler_accept(self._chain, token)
 
     def force(self, row: int, token: int) -> None:
         if self._post_probs:
-            self._choose(row, constrained=False)  # what would have been left, for those who asked
+            self._choose(row)  # what would have been left, for those who asked
         if self._chain is not None:
             self._source.bindings.llama_sampler_accept(self._chain, token)
 
@@ -75,10 +108,10 @@ class LlamaSampler:
     def _sample_candidates(self, row: int) -> int:
         """llama.cpp's rejection scheme: the grammar sees the whole vocabulary only when it refuses the first choice."""
         bindings = self._source.bindings
-        token = self._choose(row, constrained=False)
-        if self._grammar is not None:
+        token = self._choose(row)
+        if self._grammar is not None and self.uses_grammar:
             if not self._grammar_allows(token):
-                token = self._choose(row, constrained=True)
+                token = self._choose(row, by_grammar=True)
                 if not self._grammar_allows(token):  # accepting it would abort the process
                     raise InvalidRequest(
                         "the grammar allows no token of this model here; change the grammar, or the options that ban "
@@ -89,17 +122,21 @@ class LlamaSampler:
         bindings.llama_sampler_accept(self._chain, token)
         return token
 
-    def _choose(self, row: int, *, constrained: bool) -> int:
+    def _choose(self, row: int, *, by_grammar: bool = False, among: NDArray[np.intp] | None = None) -> int:
+        """Let the chain choose from all tokens, or those in `among`."""
         bindings, current = self._source.bindings, self._current
         candidates = self._candidates
         if candidates is None:
             candidates = self._candidates = np.zeros(self._source.vocabulary.n_tokens, dtype=_CANDIDATE)
-        candidates["id"] = np.arange(len(candidates), dtype=np.int32)  # samplers reorder the list
-        candidates["logit"] = self._source.logits(row)
+        logits = self._source.logits(row)
+        if among is not None:
+            candidates = candidates[: len(among)]
+        candidates["id"] = np.arange(len(candidates), dtype=np.int32) if among is None else among  # samplers reorder it
+        candidates["logit"] = logits if among is None else logits[among]
         candidates["p"] = 0.0
         current.data = ctypes.cast(candidates.ctypes.data, type(current.data))
         current.size, current.selected, current.sorted = len(candidates), -1, False
-        if constrained:
+        if by_grammar:
             bindings.llama_sampler_apply(self._grammar, ctypes.byref(current))
         bindings.llama_sampler_apply(self._chain, ctypes.byref(current))
         token: int = current.data[current.selected].id

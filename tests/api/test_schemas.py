@@ -215,7 +215,13 @@ def test_progress_is_for_streams() -> None:
         ("dry_sequence_breakers", ["."] * 33, "must be at most 32 texts of at most 40 characters"),
         ("dry_sequence_breakers", ["x" * 41], "must be at most 32 texts of at most 40 characters"),
         ("grammar", ["x"], "must be a valid string"),
-        ("json_schema", {"type": "object"}, "structured output is not supported yet"),
+        ("json_schema", [], "must be a JSON schema, which is an object, but got []"),
+        ("guided_json", "{", "must be a JSON schema, but is not JSON"),
+        ("choice", [], "must be a list of at least one text, none empty"),
+        ("guided_choice", ["a", ""], "must be a list of at least one text, none empty"),
+        ("choice", ["a"] * 10_001, "must be at most 10000 texts, but got 10001"),
+        ("response_format", {"type": "xml"}, "type must be text, json_object or json_schema, but got 'xml'"),
+        ("response_format", {"type": "json_schema"}, "type json_schema needs 'json_schema' with a 'schema' in it"),
         ("lora", [{"id": 0}], "LoRA adapters are not supported"),
         ("best_of", 2, "use 'n'"),
         ("suffix", "x", "is not supported"),
@@ -337,6 +343,10 @@ def test_how_many_log_probabilities(fields: dict[str, Any], n: int | None) -> No
     assert chat(**fields).n_logprobs == n
 
 
+def allowed_tools(**allowed: Any) -> dict[str, Any]:
+    return {"type": "allowed_tools", "allowed_tools": allowed}
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
@@ -373,16 +383,41 @@ def test_how_many_log_probabilities(fields: dict[str, Any], n: int | None) -> No
         ({"tools": {}}, "Field 'tools': must be a list of tools"),
         ({"tools": [{"type": "function", "function": {}}]}, "Field 'tools[0].function.name': is required"),
         ({"tools": [{"type": "web", "function": {"name": "f"}}]}, "Field 'tools[0].type': must be 'function'"),
-        ({"tools": [TOOL], "tool_choice": "required"}, "only 'auto' and 'none' are supported yet, but got 'required'"),
-        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}}, "Field 'tool_choice'"),
+        ({"tool_choice": "required"}, "Field 'tool_choice': needs 'tools' to choose from"),
+        (
+            {"tools": [TOOL], "tool_choice": "yes"},
+            "must be auto, none, required, a function by its name, or allowed_tools",
+        ),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "other"}}},
+            "Field 'tool_choice': there is no tool 'other' in 'tools', which has: f",
+        ),
+        (
+            {
+                "tools": [TOOL],
+                "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "none", "tools": [TOOL]}},
+            },
+            "Field 'tool_choice.allowed_tools.mode': must be auto or required",
+        ),
+        (
+            {"tools": [TOOL], "tool_choice": allowed_tools(tools=[])},
+            "Field 'tool_choice.allowed_tools.tools': must be a list of at least one tool",
+        ),
+        (
+            {
+                "tools": [TOOL],
+                "tool_choice": {"type": "allowed_tools", "allowed_tools": {"tools": [{"type": "function"}]}},
+            },
+            "Field 'tool_choice.allowed_tools.tools[0]': must name a function",
+        ),
+        ({"regex": "a", "choice": ["b"]}, "Field 'choice': is not supported together with 'regex'"),
+        ({"grammar": "root ::= x", "guided_json": {}}, "Field 'guided_json': is not supported together with 'grammar'"),
+        ({"regex": "a", "ignore_eos": True}, "Field 'regex': is not supported together with 'ignore_eos'"),
+        ({"structured_outputs": {"structural_tag": {}}}, "Field 'structured_outputs.structural_tag': is not supported"),
         ({"tools": [TOOL], "grammar": "root ::= x"}, "Field 'grammar': is not supported together with 'tools'"),
         ({"tools": [TOOL], "logprobs": True, "stream": True}, "not supported together with 'tools' and 'stream'"),
         ({"top_logprobs": 2}, "Field 'top_logprobs': needs 'logprobs' to be true"),
         ({"logprobs": True, "top_logprobs": 300}, "Field 'top_logprobs': must be less than or equal to 256"),
-        (
-            {"response_format": {"type": "json_object"}},
-            "Field 'response_format': structured output is not supported yet",
-        ),
         ({"functions": [{}]}, "Field 'functions': is long deprecated"),
         ({"modalities": ["text", "audio"]}, "only text can be generated"),
         ({"chat_template": "x"}, "--chat-template"),

@@ -104,6 +104,7 @@ TABLE: list[tuple[list[str], str, Any]] = [
     (["--reasoning-budget", "100"], "chat.thinking.budget", 100),
     (["--reasoning-budget-message", "So:"], "chat.thinking.budget_message", "So:"),
     (["--reasoning-preserve"], "chat.thinking.clear", False),
+    (["--tool-grammar", "off"], "chat.tool_grammar", False),
     (["--reasoning-format", "none"], "chat.reasoning_format", ReasoningFormat.NONE),
     (["--predict", "100"], "http.generation.max_tokens", 100),
     (["--temp", "0.5"], f"{SAMPLING}.temperature", 0.5),

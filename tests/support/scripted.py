@@ -13,12 +13,18 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from server.engine.backend import DecodeStatus, Logits, Piece, State
-from server.engine.messages import Job, ModelFacts, Span, TokenLogprob, TopToken
+from server.engine.constraint import ConstraintCompiler, TokenTable
+from server.engine.messages import Constraint, Job, ModelFacts, Span, TokenLogprob, TopToken
 from server.errors import InvalidRequest
+from tests.support.token_tables import byte_table
 
 END = 256
 SPECIALS = {"<|user|>": 257, "<|assistant|>": 258, "<think>": 259, "</think>": 260}
 TEXT_OF = {token: text for text, token in SPECIALS.items()}
+
+
+def token_table() -> TokenTable:
+    return byte_table(SPECIALS, {END: "<|end|>"})
 
 
 @dataclass(eq=False, slots=True)
@@ -101,6 +107,7 @@ class ScriptedBackend:
     n_saved: int = 0
     n_restored: int = 0
     closed: bool = False
+    constraints: ConstraintCompiler = field(default_factory=lambda: ConstraintCompiler(token_table))
 
     @property
     def n_ctx_seq(self) -> int:
@@ -158,6 +165,12 @@ class ScriptedBackend:
 
     def is_control(self, token: int) -> bool:
         return token > END
+
+    def warm_up_constraints(self) -> None:
+        self.constraints.warm_up()
+
+    def prepare(self, constraint: Constraint) -> tuple[str, ...]:
+        return self.constraints.prepare(constraint).warnings
 
     # one step
 

@@ -92,14 +92,15 @@ async def streamed(client: openai.AsyncOpenAI, fields: dict[str, Any]) -> Turn:
 
 
 @pytest.mark.parametrize(
-    ("cache", "flash_attention", "stream", "n_at_once"),
-    [("f16", "off", False, 1), ("f16", "on", True, N_SLOTS), ("q8_0", "on", True, N_SLOTS)],
+    ("cache", "flash_attention", "tool_grammar", "stream", "n_at_once"),
+    [("f16", "off", "off", False, 1), ("f16", "on", "auto", True, N_SLOTS), ("q8_0", "on", "off", True, N_SLOTS)],
 )
 async def test_every_dialogue(
     shards: list[Path],
     dialogues: list[dict[str, Any]],
     cache: str,
     flash_attention: str,
+    tool_grammar: str,
     stream: bool,
     n_at_once: int,
 ) -> None:
@@ -114,10 +115,13 @@ async def test_every_dialogue(
                     if got != normalized(promised(message)):
                         wrong[f"{dialogue['id']} [{index}]"] = (promised(message), got)
 
-    flags = ("--cache-type-k", cache, "--cache-type-v", cache, "--flash-attn", flash_attention)
+    caches = ("--cache-type-k", cache, "--cache-type-v", cache)
+    flags = (*caches, "--flash-attn", flash_attention, "--tool-grammar", tool_grammar)
     async with serving(shards, *flags) as client, asyncio.TaskGroup() as group:
         for dialogue in dialogues:
-            group.create_task(hold(client, dialogue))
+            # Mistakes in calls are mended by the parser; a grammar does not let them happen.
+            if tool_grammar == "off" or dialogue.get("tool_grammar") != "off":
+                group.create_task(hold(client, dialogue))
     assert wrong == {}, wrong
 
 

@@ -19,13 +19,14 @@ from server.api.schemas.fields import (
     shown,
 )
 from server.api.schemas.generation import MAX_LOGPROBS, GenerationFields
+from server.api.schemas.tool_choice import TOOL_CHOICE_SCHEMA, read_tool_choice
+from server.chat.forms import ToolChoice
 from server.chat.messages import Conversation, Message, Tool, ToolCall
 from server.chat.options import EFFORTS, ReasoningFormat, Thinking
 
 DEFAULT_TOP_LOGPROBS = 20  # llama.cpp's, where logprobs is true and top_logprobs absent
 
 UNSUPPORTED_IN_CHAT = {
-    "response_format": "structured output is not supported yet; use 'grammar' (GBNF) instead",
     "functions": "is long deprecated; use 'tools'",
     "function_call": "is long deprecated; use 'tool_choice'",
     "web_search_options": "is not supported; this server searches nothing",
@@ -36,7 +37,6 @@ UNSUPPORTED_IN_CHAT = {
     "documents": "is not supported; put documents into a message",
 }
 HARMLESS_IN_CHAT: dict[str, tuple[Any, ...]] = {
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "function_call": ("none", "auto"),
 }
@@ -199,7 +199,9 @@ class ConversationFields(Body):
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     tools: Annotated[tuple[Tool, ...], PlainValidator(_tools), WithJsonSchema(_TOOLS_SCHEMA)] = ()
-    tool_choice: Annotated[Any, WithJsonSchema({"enum": ["auto", "none", None]})] = None
+    tool_choice: Annotated[Any, WithJsonSchema(TOOL_CHOICE_SCHEMA)] = Field(
+        None, description="none: the tools are left out of the prompt. Forced calls begin right behind the reasoning."
+    )
     parallel_tool_calls: bool | None = Field(None, description="False: the answer ends after its first call.")
     parse_tool_calls: bool | None = Field(
         None, description="False: calls stay in the content, as the model wrote them."
@@ -235,8 +237,7 @@ class ConversationFields(Body):
 
     @model_validator(mode="after")
     def _check_conversation(self) -> Self:
-        if self.tool_choice not in (None, "auto", "none"):
-            raise refuse("tool_choice", f"only 'auto' and 'none' are supported yet, but got {shown(self.tool_choice)}")
+        read_tool_choice(self.tool_choice, [tool.name for tool in self.tools])
         if isinstance((self.chat_template_kwargs or {}).get("enable_thinking"), str):
             raise refuse("chat_template_kwargs.enable_thinking", "must be true or false, not a text")
         if self.continue_final_message and self.add_generation_prompt:
@@ -263,6 +264,7 @@ class ConversationFields(Body):
             tools=self.offered_tools,
             template_kwargs=self.chat_template_kwargs or {},
             thinking=self._thinking(),
+            tool_choice=read_tool_choice(self.tool_choice, [tool.name for tool in self.tools]) or ToolChoice(),
             add_generation_prompt=not continues and self.add_generation_prompt is not False,
             continue_final_message=continues,
             reasoning_format=None if self.reasoning_format is None else ReasoningFormat(self.reasoning_format),
@@ -298,7 +300,7 @@ class ChatRequest(ConversationFields, GenerationFields):
             raise refuse("top_logprobs", "needs 'logprobs' to be true")
         if self.logprobs and self.stream and self.offered_tools:
             raise refuse("logprobs", "is not supported together with 'tools' and 'stream'")
-        if self.grammar and self.offered_tools:
+        if self.gbnf is not None and self.offered_tools:
             raise refuse("grammar", "is not supported together with 'tools'")
         return self
 

@@ -28,6 +28,8 @@ from server.api.schemas.fields import (
     refuse_unsupported,
     shown,
 )
+from server.api.schemas.forms import FormFields
+from server.engine.messages import SamplingOptions
 from server.engine.sampler_names import SAMPLER_OF_LETTER
 from server.service import GenerationOptions
 
@@ -42,15 +44,8 @@ _OTHER_SAMPLER_NAMES = {
     "temp": "temperature",
 }
 
-_STRUCTURED = "structured output is not supported yet; use 'grammar' (GBNF) instead"
 # Fields that ask for what this server cannot do, and what to tell. An answer that ignored them would be a wrong one.
 UNSUPPORTED = {
-    "json_schema": _STRUCTURED,
-    "guided_json": _STRUCTURED,
-    "guided_regex": _STRUCTURED,
-    "guided_choice": _STRUCTURED,
-    "guided_grammar": "use 'grammar' (GBNF) instead",
-    "structured_outputs": _STRUCTURED,
     "lora": "LoRA adapters are not supported",
     "n_indent": "is not supported",
     "grammar_lazy": "lazy grammars are not supported; leave it out",
@@ -180,7 +175,7 @@ class StreamOptions(Body):
     include_usage: bool | None = Field(None, description="Send the usage in one last chunk with no choices.")
 
 
-class GenerationFields(Body):
+class GenerationFields(FormFields):
     """Fields with a soft limit are clamped to it, as llama.cpp does; those with a hard limit are refused beyond it."""
 
     model: str | None = Field(None, description="A name of the served model. Empty or absent: the served model.")
@@ -234,7 +229,6 @@ class GenerationFields(Body):
     logit_bias: Annotated[
         tuple[tuple[int | str, float], ...], BeforeValidator(_logit_bias), WithJsonSchema(_BIAS_SCHEMA)
     ] = ()
-    grammar: str | None = Field(None, description="GBNF that the answer must follow.")
 
     n_probs: Annotated[Int32, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     post_sampling_probs: bool | None = None
@@ -257,6 +251,9 @@ class GenerationFields(Body):
 
     @model_validator(mode="after")
     def _check_pairs(self) -> Self:
+        form = self.answer_form
+        if form is not None and self.ignore_eos:
+            raise refuse(form.field, "is not supported together with 'ignore_eos'")
         if self.n_choices > 1 and self.id_slot is not None and self.id_slot >= 0:
             raise refuse("id_slot", f"one slot cannot run n = {self.n_choices} choices; leave one of them out")
         return self
@@ -282,7 +279,7 @@ class GenerationFields(Body):
     def generation_options(self, defaults: GenerationDefaults, n_logprobs: int | None) -> GenerationOptions:
         """What the fields ask for, over the server's defaults."""
         return GenerationOptions(
-            sampling=msgspec.structs.replace(defaults.sampling, **self._sampling(defaults)),
+            sampling=self._sampling_options(defaults),
             max_tokens=defaults.max_tokens if self.token_limit is None else self.token_limit,
             n=self.n_choices,
             stop=self.stop,
@@ -292,8 +289,14 @@ class GenerationFields(Body):
             cache_prompt=first_given(self.cache_prompt, defaults.cache_prompt),
             slot=None if self.id_slot in (None, -1) else self.id_slot,
             report_progress=bool(self.return_progress and self.stream),
+            form=self.answer_form,
             text_bias=tuple((token, bias) for token, bias in self.logit_bias if isinstance(token, str)),
         )
+
+    def _sampling_options(self, defaults: GenerationDefaults) -> SamplingOptions:
+        sampling = msgspec.structs.replace(defaults.sampling, **self._sampling(defaults))
+        # The request's own form, of whatever kind, replaces the server's grammar.
+        return sampling if self.answer_form is None else msgspec.structs.replace(sampling, grammar=None)
 
     def _sampling(self, defaults: GenerationDefaults) -> dict[str, Any]:
         token_bias = tuple((token, bias) for token, bias in self.logit_bias if isinstance(token, int))
@@ -328,5 +331,5 @@ class GenerationFields(Body):
             samplers=self.samplers,
             logit_bias=(*defaults.sampling.logit_bias, *token_bias) if token_bias else None,
             ignore_eos=self.ignore_eos,
-            grammar=self.grammar or None,
+            grammar=self.gbnf,
         )
