@@ -371,13 +371,12 @@ def _as_try_again(error: OSError | http.client.HTTPException, parts: SplitResult
 
 
 def _not_allowed(source: Source, status: int, code: str | None) -> FetchError:
+    page = source.url.partition("/resolve/")[0]
     if code == "GatedRepo" and status == 403:
-        return FetchError(
-            f"{source.name}: the token may not see this gated model; ask for access on its page at the hub"
-        )
+        return FetchError(f"{source.name}: the token may not see this gated model; ask for access at {page}")
     if source.token is None:
         return FetchError(
             f"{source.name} is not given without a token ({status}): the model is gated or private; accept its terms "
-            f"on its page at the hub, then give a token with HF_TOKEN or --hf-token"
+            f"at {page}, then give a token with HF_TOKEN or --hf-token"
         )
     return FetchError(f"{source.name} is not given for this token ({status}); give another one with HF_TOKEN")

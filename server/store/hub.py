@@ -13,6 +13,7 @@ from server.errors import ConfigError, FetchError
 from server.store.http_range import Source, retry_after_s
 from server.store.names import HubName
 from server.store.quants import RemoteFile
+from server.store.recipes import load_recipes, near_repo
 
 if TYPE_CHECKING:
     from huggingface_hub.errors import HfHubHTTPError
@@ -45,10 +46,14 @@ class Hub:
     def from_environment(
         cls, environment: Mapping[str, str], *, token: str | None = None, offline: bool = False
     ) -> Hub:
-        """HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE (or TRANSFORMERS_OFFLINE), as huggingface_hub has them."""
+        """HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE (or TRANSFORMERS_OFFLINE), as huggingface_hub has them. Raises
+        ConfigError for an endpoint that is no address."""
+        endpoint = (environment.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/")
+        if not endpoint.startswith(("http://", "https://")):
+            raise ConfigError(f"HF_ENDPOINT is '{endpoint}', but must be an address, such as https://{endpoint}")
         told = environment.get("HF_HUB_OFFLINE") or environment.get("TRANSFORMERS_OFFLINE") or ""
         return cls(
-            endpoint=(environment.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/"),
+            endpoint=endpoint,
             token=token or environment.get("HF_TOKEN") or None,
             offline=offline or told.upper() in _TRUE,
         )
@@ -166,7 +171,9 @@ def _gated(name: HubName, endpoint: str, *, has_token: bool) -> str:
 
 def _not_found(name: HubName, endpoint: str, *, has_token: bool) -> str:
     way = "the token may not see it" if has_token else "it is private and needs a token (HF_TOKEN or --hf-token)"
-    return f"there is no model '{name.repo}' at {endpoint}, or {way}; check OWNER/REPO, or the path if it was to be one"
+    near = near_repo(name.repo, load_recipes())
+    hint = f"did you mean {near}?" if near else "check OWNER/REPO"
+    return f"there is no model '{name.repo}' at {endpoint}, or {way}; {hint}"
 
 
 def _reason(error: BaseException) -> str:

@@ -14,6 +14,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -144,10 +145,11 @@ class Part:
         self._state_file.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Also writes the last claim, when the file is not finished. May be called twice."""
+        """Also writes the last claim, if it can, when the file is not finished. May be called twice."""
         if self._file >= 0:
             if self._unclaimed:
-                self._save(durable=False)
+                with suppress(OSError):  # a full disk: what is not claimed comes again
+                    self._save(durable=False)
             os.close(self._file)
             self._file = -1
 

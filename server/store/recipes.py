@@ -189,6 +189,13 @@ def near_names(name: str, recipes: Sequence[Recipe]) -> list[str]:
     return list(dict.fromkeys(names[known] for known in near))[:2]
 
 
+def near_repo(name: str, recipes: Sequence[Recipe]) -> str | None:
+    """A repository that we know and that a slip of the finger may have meant."""
+    repos = {quant.repo.lower(): quant.repo for recipe in recipes for quant in recipe.quants.values()}
+    near = difflib.get_close_matches(name.lower(), repos, n=1, cutoff=0.85)
+    return repos[near[0]] if near and near[0] != name.lower() else None
+
+
 def _check_source(source: str | None, numbers: Sequence[int | None]) -> None:
     if source is None and any(number is not None for number in numbers):
         raise ValueError("a number needs the source that it was taken from")

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import os
 import shutil
+import subprocess
 import threading
 import time
 from collections import namedtuple
@@ -19,13 +20,14 @@ from filelock import FileLock
 
 from server.errors import FetchError
 from server.store import sums
-from server.store.fetch import FileProgress, Plan, Stage
-from server.store.hub import Hub
+from server.store.fetch import Fetch, FileProgress, Plan, Stage, plan_fetch
+from server.store.hub import Hub, Listing
 from server.store.manifest import read_manifest
 from server.store.names import HubName
 from server.store.obtain import Obtainer
 from server.store.part import WORK_FOLDER, part_path
 from server.store.places import Places
+from server.store.quants import RemoteFile, quants_of
 from server.store.source import resolve_model
 from server.store.transfer import TransferOptions
 from tests.support.fake_hub import (
@@ -250,7 +252,7 @@ def test_gated_models_want_a_token(bench: Bench) -> None:
     bench.hub.add("a/gated", {"m.gguf": CONTENT}, gated=True)
     message = bench.refusal(HubName("a/gated"))
     assert "the model is gated or private; accept its terms" in message
-    assert "HF_TOKEN" in message
+    assert f"at {bench.hub.endpoint}/a/gated, then give a token with HF_TOKEN" in message
     bench.token = "hf_other"
     assert "the token may not see this gated model" in bench.refusal(HubName("a/gated"))
     bench.token = "hf_right"
@@ -459,6 +461,28 @@ def test_a_newer_version_takes_the_place_of_what_was_fetched(bench: Bench) -> No
     bench.fetch()
     assert bench.file.read_bytes() == new
     assert "the hub has another version now" in bench.notes.said[0]
+
+
+# ── TLS ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_bytes_come_over_tls_with_the_companys_certificates(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    options = "-x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
+    command = ["openssl", "req", *options.split(), "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(command, check=True, capture_output=True)
+    bench.hub.secure(certificate, key)
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    listing = Listing(REPO, bench.hub.repos[REPO].head, (RemoteFile("m.gguf", len(CONTENT), None),))
+    plan = plan_fetch(listing, quants_of(listing.files)[0], bench.to)
+    fetch = Fetch(plan, Hub(bench.hub.endpoint, "hf_right"), bench.options, bench.notes)
+    with pytest.raises(FetchError, match=r"the certificate of 127\.0\.0\.1:\d+ is not trusted .*SSL_CERT_FILE"):
+        fetch.run()
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    fetch.run()
+    assert bench.is_right()
 
 
 # ── Xet ──────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -54,6 +54,7 @@ def test_missing_and_private_repositories(hub: FakeHub) -> None:
     for name in ("a/none", "a/private"):
         message = refusal(Hub(hub.endpoint), name)
         assert f"there is no model '{name}' at {hub.endpoint}, or it is private and needs a token" in message
+    assert "did you mean unsloth/GLM-5.2-GGUF?" in refusal(Hub(hub.endpoint), "unsloth/GLM-5.2-GUFF")
     assert "or the token may not see it" in refusal(Hub(hub.endpoint, token="hf_other"), "a/private")
     assert "does not know the token" in refusal(Hub(hub.endpoint, token="hf_wrong"))
     assert Hub(hub.endpoint, token="hf_right").list_files(HubName("a/private")).files
@@ -121,3 +122,8 @@ def test_impossible_names_and_forbidden_networks(hub: FakeHub) -> None:
 )
 def test_the_environment_is_huggingface_hubs(environment: dict[str, str], expected: Hub) -> None:
     assert Hub.from_environment(environment) == expected
+
+
+def test_an_endpoint_must_be_an_address() -> None:
+    with pytest.raises(ConfigError, match=r"HF_ENDPOINT is 'hub\.example', but must be an address"):
+        Hub.from_environment({"HF_ENDPOINT": "hub.example/"})

@@ -186,6 +186,11 @@ class FakeHub:
     def clear_faults(self) -> None:
         self._armed.clear()
 
+    def secure(self, certificate: Path, key: Path) -> None:
+        """Speak TLS from now on."""
+        for site in (self._hub, self._cdn):
+            site.secure(certificate, key)
+
     def hang_up(self) -> None:
         """Close every connection that is open."""
         for site in (self._hub, self._cdn):

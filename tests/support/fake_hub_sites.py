@@ -7,6 +7,7 @@ import json
 import os
 import re
 import socket
+import ssl
 import struct
 import sys
 import threading
@@ -49,6 +50,7 @@ class Site(ThreadingHTTPServer):
         self.hub = hub
         self.name = name
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
+        self.context: ssl.SSLContext | None = None
         self._thread = threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True)
         self._open: set[socket.socket] = set()
 
@@ -60,6 +62,11 @@ class Site(ThreadingHTTPServer):
         self._thread.join()
         self.hang_up()
         self.server_close()
+
+    def secure(self, certificate: Path, key: Path) -> None:
+        self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        self.context.load_cert_chain(certificate, key)
+        self.url = self.url.replace("http://", "https://")
 
     def hang_up(self) -> None:
         for sock in list(self._open):
@@ -93,10 +100,19 @@ class _Handler(BaseHTTPRequestHandler):
     server: Site
 
     def setup(self) -> None:
+        if self.server.context is not None:
+            self.request.settimeout(10)
+            self.request = self.server.context.wrap_socket(self.request, server_side=True)
         super().setup()
         self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # what was handed to the kernel counts as sent, so little of it may wait there
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 256 << 10)
+
+    def finish(self) -> None:
+        with suppress(OSError):
+            super().finish()
+        if self.server.context is not None:
+            self.request.close()
 
     def log_message(self, format: str, *args: Any) -> None:
         """The requests are recorded instead."""
