@@ -26,6 +26,7 @@ from server.store.quants import RemoteFile, RemoteQuant, size_text
 from server.store.spans import Span, Spans
 from server.store.sums import Sums, differing, is_unchanged, keep_sums, kept_sums, sums_of, zero_blocks
 from server.store.transfer import Transfer, TransferOptions
+from server.store.xet import got_through_xet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -293,26 +294,11 @@ class Fetch:
         return tell
 
     def _through_xet(self, part: Part, progress: FileProgress) -> Sums:
-        """By huggingface_hub's own way, which gets the file as a whole."""
-        from huggingface_hub import hf_hub_download
-
-        listing, file = self.plan.listing, progress.file
-        folder = self.plan.folder / WORK_FOLDER / "xet"
-        got = Path(
-            hf_hub_download(
-                listing.repo,
-                file.path,
-                revision=listing.commit,
-                local_dir=folder,
-                endpoint=self.hub.endpoint,
-                token=self.hub.token,
-            )
-        )
-        part.replace_by(got)
+        file = progress.file
+        with got_through_xet(self.hub, self.plan.listing, file, self.plan.folder / WORK_FOLDER / "xet") as got:
+            part.replace_by(got)
         progress.n_there = progress.n_received = file.size
-        sums = self._read_through(part.path, progress)
-        shutil.rmtree(folder, ignore_errors=True)
-        return sums
+        return self._read_through(part.path, progress)
 
 
 def _adopt(target: Path, identity: Identity, wrong: Sequence[Span]) -> None:

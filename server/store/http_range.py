@@ -13,12 +13,13 @@ import http.client
 import os
 import socket
 import ssl
+import sys
 import threading
 import time
 import urllib.request
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 from urllib.parse import SplitResult, unquote, urljoin, urlsplit
 
@@ -50,7 +51,7 @@ class Source:
     name: str
     size: int
     etag: str | None
-    token: str | None
+    token: str | None = field(repr=False)
 
 
 class Answer(Protocol):
@@ -177,7 +178,8 @@ class Getter:
             with suppress(OSError):
                 connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 # What the kernel holds for a reader that is killed is lost.
-                connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_WINDOW_CLAMP, self._window_bytes)
+                if sys.platform == "linux":
+                    connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_WINDOW_CLAMP, self._window_bytes)
         if self._stopped.is_set():
             self.stop()
         return connection

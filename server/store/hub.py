@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
 from urllib.parse import quote
 
@@ -39,7 +39,7 @@ class Hub:
     """`token` None: huggingface_hub looks for one (HF_TOKEN, the file of `hf auth login`)."""
 
     endpoint: str = DEFAULT_ENDPOINT
-    token: str | None = None
+    token: str | None = field(default=None, repr=False)
     offline: bool = False
 
     @classmethod
@@ -64,8 +64,6 @@ class Hub:
             raise FetchError(f"{name} cannot be fetched: --offline or HF_HUB_OFFLINE forbids it")
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-        # of the HTTP library that huggingface_hub happens to use
-        transport_error = cast("type[Exception]", HfHubHTTPError.__mro__[1])
         attempt = 0
         while True:
             attempt += 1
@@ -83,7 +81,7 @@ class Hub:
                     f"{self.endpoint} does not answer as a model hub (no JSON); a proxy or a login page is in between, "
                     f"so set HTTPS_PROXY or NO_PROXY, or give a mirror with HF_ENDPOINT"
                 ) from None
-            except (transport_error, OSError) as error:
+            except (transport_error(), OSError) as error:
                 raise FetchError(
                     f"{self.endpoint} cannot be reached ({_reason(error)}); check the network, HTTPS_PROXY and "
                     f"HF_ENDPOINT, or fetch {name} on a connected machine and give the folder with its files to --gguf"
@@ -160,6 +158,13 @@ class Hub:
             case _:
                 reason = error.response.reason_phrase
                 return f"{self.endpoint} answers {status} {reason} for {name.repo}; try later, or another HF_ENDPOINT"
+
+
+def transport_error() -> type[Exception]:
+    """The error of the HTTP library that huggingface_hub happens to use."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    return cast("type[Exception]", HfHubHTTPError.__mro__[1])
 
 
 def _gated(name: HubName, endpoint: str, *, has_token: bool) -> str:

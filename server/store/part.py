@@ -10,6 +10,7 @@ whole and carries a checksum, so what cannot be read claims nothing.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 import zlib
@@ -123,7 +124,7 @@ class Part:
         with self.grown:
             covered = self._written.copy()
             self._unsynced = 0
-        os.fdatasync(self._file)
+        _sync_data(self._file)
         with self.grown:
             self._synced = covered
         self._save(durable=True)
@@ -241,6 +242,13 @@ def read_checked(file: Path) -> bytes | None:
     except OSError:
         return None
     return content if first == b"%08x" % zlib.crc32(content) else None
+
+
+def _sync_data(file: int) -> None:
+    if sys.platform == "linux":
+        os.fdatasync(file)
+    else:
+        os.fsync(file)
 
 
 def sync_folder(folder: Path) -> None:

@@ -507,3 +507,28 @@ def test_xet_storage_is_the_way_where_the_plain_one_is_closed(bench: Bench, monk
     assert asked == [("a/xet", "q/m.gguf", bench.hub.repos["a/xet"].head, bench.hub.endpoint, None)]
     assert bench.notes.said == ["m.gguf: the plain way is closed; getting it through Xet storage"]
     assert not (bench.to / WORK_FOLDER / "xet").exists()
+
+
+@pytest.mark.parametrize(
+    "trouble", [RuntimeError("no\n route"), PermissionError(13, "expired"), ValueError("no hf_xet")]
+)
+def test_where_no_way_is_open_it_is_told(bench: Bench, monkeypatch: pytest.MonkeyPatch, trouble: Exception) -> None:
+    bench.hub.add("a/xet", {"q/m.gguf": CONTENT}, xet=True)
+    bench.hub.fault(Status(403), times=None)
+
+    def hf_hub_download(*_: object, **__: object) -> str:
+        raise trouble
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", hf_hub_download)
+    assert "neither in the plain way nor through Xet storage" in bench.refusal(HubName("a/xet"))
+
+
+def test_a_full_disk_is_one_in_xet_storage_too(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.hub.add("a/xet", {"q/m.gguf": CONTENT}, xet=True)
+    bench.hub.fault(Status(403), times=None)
+
+    def hf_hub_download(*_: object, **__: object) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", hf_hub_download)
+    assert "the disk is full" in bench.refusal(HubName("a/xet"))
