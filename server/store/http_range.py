@@ -273,7 +273,7 @@ class _Body:
         if not self.left:
             return 0
         try:
-            n = self._response.readinto(view[: self.left])
+            n = self._response.fp.readinto1(view[: self.left])  # what is there, rather than waiting for a full view
         except (OSError, http.client.HTTPException) as error:
             self._getter.close()
             raise _as_try_again(error, None) from error
@@ -282,7 +282,7 @@ class _Body:
             raise TryAgain("the connection was closed before the end")
         self.left -= n
         if not self.left:
-            self._response.read()  # nothing is left; it is this call that frees the connection
+            self._response.close()  # the connection stays open, and is free for the next request
         return n
 
 

@@ -64,7 +64,7 @@ def test_the_client_downloads_and_keeps_its_token_from_the_content_network(hub: 
     assert Path(path).read_bytes() == CONTENT
     assert {request.token for request in hub.requests if request.site == "hub"} == {"hf_right"}
     assert {request.token for request in hub.requests if request.site == "cdn"} == {None}
-    assert hub.bytes_sent == len(CONTENT)
+    assert hub.total_sent() == len(CONTENT)
 
 
 def test_gates_and_missing_things(hub: FakeHub) -> None:

@@ -54,7 +54,7 @@ def test_ten_kills_cost_no_more_than_the_claims_are_apart(tmp_path: Path, seed: 
         assert process.returncode == 0
         assert said == ""
         assert (tmp_path / "m.gguf").read_bytes() == content
-        lost = hub.bytes_sent - SIZE
+        lost = hub.total_sent() - SIZE
         # what no claim told yet, and what was under way on every connection
         assert lost <= KILLS * (CLAIM_BYTES + CONNECTIONS * PIECE_BYTES)
         assert sum(moments) > 2 * KILLS * (CLAIM_BYTES + CONNECTIONS * PIECE_BYTES)  # without claims it would be more

@@ -6,7 +6,7 @@
         hub.fault(Cut(after_bytes=1000), on="00001", times=2)   # the next two answers with that file break off
         ...
         hub.requests            # what was asked: site, method, path, range, token, status, body bytes sent
-        hub.bytes_sent          # file bytes sent by the content network, all requests together
+        hub.bytes_sent          # file bytes sent by the content network, all requests together; total_sent() at the end
 
 There are two sites on two ports, as in life: the hub itself (`/api/models/...`, `/REPO/resolve/REVISION/PATH`) and the
 content network that it redirects to for every .gguf (LFS) file, with URLs that are signed and expire. Both answer range
@@ -102,6 +102,8 @@ class FakeHub:
         self._armed: list[_Armed] = []
         self._lock = threading.Lock()
         self._generation = 0
+        self.idle = threading.Condition()
+        self.n_answering = 0
         self.closing = threading.Event()
         self.going_on = threading.Event()
         self._hub = Site(self, "hub", port)
@@ -119,6 +121,12 @@ class FakeHub:
     def bytes_sent(self) -> int:
         with self._lock:
             return sum(request.n_bytes for request in self.requests if request.site == "cdn")
+
+    def total_sent(self) -> int:
+        """As bytes_sent, once every answer has ended: a client may have its bytes before the hub has counted them."""
+        with self.idle:
+            assert self.idle.wait_for(lambda: self.n_answering == 0, timeout=10)
+        return self.bytes_sent
 
     def __enter__(self) -> Self:
         for site in (self._hub, self._cdn):

@@ -127,7 +127,17 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer()
 
     def _answer(self) -> None:
-        self._hub = self.server.hub
+        self._hub = hub = self.server.hub
+        with hub.idle:
+            hub.n_answering += 1
+        try:
+            self._answer_request()
+        finally:
+            with hub.idle:
+                hub.n_answering -= 1
+                hub.idle.notify_all()
+
+    def _answer_request(self) -> None:
         token = (self.headers.get("Authorization") or "").removeprefix("Bearer ") or None
         self._body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         headers = {name.lower(): value for name, value in self.headers.items()}
