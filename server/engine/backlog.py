@@ -17,6 +17,8 @@ from server.errors import QueueFull
 # switches share their buffers): alone it gets 3/4 of the queue, and whoever comes next finds room.
 _SHARE = 3
 _LONGEST_WAIT_S = 600
+_MOST_PROMISES = 4  # for each open job: clients that do not wait shall not push the others' times out for ever
+_LEAST_MEASURED = 8  # tokens of a job that says how long one takes
 _UNMEASURED_S = 5  # told while no job has come far enough to measure anything
 
 
@@ -40,15 +42,21 @@ class Pace:
 
     def ended(self, timings: Timings) -> None:
         if timings.predicted_n > 0:
-            self.token_s = self._blend(self.token_s, timings.predicted_ms / 1e3 / timings.predicted_n)
             self._n_generated = self._blend(self._n_generated, timings.predicted_n)
+            if timings.predicted_n >= _LEAST_MEASURED or self.token_s is None:
+                self.token_s = self._blend(self.token_s, _token_s(timings))
         if timings.prompt_n > 0:
             self._prompt_token_s = self._blend(self._prompt_token_s or None, timings.prompt_ms / 1e3 / timings.prompt_n)
 
     def generating(self, timings: Timings) -> None:
         """Before any job has finished, the running ones are all there is to go by."""
-        if self._n_generated is None and timings.predicted_n > 0:
-            self.token_s = timings.predicted_ms / 1e3 / timings.predicted_n
+        if self._n_generated is None and timings.predicted_n >= _LEAST_MEASURED:
+            self.token_s = _token_s(timings)
+
+    @property
+    def usual_s(self) -> float:
+        """Seconds of a job of which nothing is known."""
+        return (self._n_generated or 0.0) * (self.token_s or 0.0)
 
     def left_s(self, job: Job, timings: Timings | None) -> float:
         """Seconds that the job will still hold a slot. `timings`: what it has done so far; None: nothing."""
@@ -65,6 +73,11 @@ class Pace:
 
     def _blend(self, old: float | None, new: float) -> float:
         return new if old is None else old + self._WEIGHT * (new - old)
+
+
+def _token_s(timings: Timings) -> float:
+    """The clock of the prediction starts with the first token."""
+    return timings.predicted_ms / 1e3 / max(1, timings.predicted_n - 1)
 
 
 @dataclass(slots=True)
@@ -142,14 +155,15 @@ class Backlog:
         """Seconds after which it makes sense to ask again. Those that are told so one after the other are told
         different times: each place that becomes free is promised once."""
         now = self._now()
-        self._promised = [due for due in self._promised if due > now][: len(self._open)]
+        self._promised = [due for due in self._promised if due > now][: _MOST_PROMISES * len(self._open)]
         if self._pace.token_s is None:
             return _UNMEASURED_S
         running = [self._pace.left_s(e.job, e.timings) for e in self._open.values() if e.timings is not None]
         waiting = [self._pace.left_s(e.job, None) for e in self._open.values() if e.timings is None]
         # Slots that stay idle while jobs wait are of no use to these: their owners are at their limits.
         n_used = len(running) or n_slots
-        wait_s = _nth(places_free_in(running, waiting, n_used), len(self._promised) + 1)
+        places = places_free_in(running, waiting, n_used, self._pace.usual_s)
+        wait_s = next(itertools.islice(places, len(self._promised), None))
         whole_s = max(1, min(_LONGEST_WAIT_S, math.ceil(wait_s)))
         self._promised.append(now + whole_s)
         return whole_s
@@ -162,20 +176,13 @@ class Backlog:
         return not self._shared or of_owner == 0 or of_owner < _SHARE * (n_free - 1)
 
 
-def places_free_in(running: Sequence[float], waiting: Sequence[float], n_slots: int) -> Iterator[float]:
-    """Seconds until the first, second … place in the queue becomes free: whenever a waiting job gets a slot, and when
-    none waits any more, whenever a slot is left. `running`: seconds each job in a slot will still take, `waiting`:
-    seconds each job of the queue will take."""
+def places_free_in(running: Sequence[float], waiting: Sequence[float], n_slots: int, usual_s: float) -> Iterator[float]:
+    """Seconds until the first, second … place in the queue becomes free, without end: whenever a waiting job gets a
+    slot. `running`: seconds each job in a slot will still take, `waiting`: seconds each job of the queue will take,
+    `usual_s`: seconds of those that will come after them."""
     slots = [*running, *[0.0] * (n_slots - len(running))]
     heapq.heapify(slots)
-    for service_s in waiting:
+    for service_s in itertools.chain(waiting, itertools.repeat(usual_s)):
         free_in = slots[0]
         yield free_in
         heapq.heapreplace(slots, free_in + service_s)
-    while slots:
-        yield heapq.heappop(slots)
-
-
-def _nth(values: Iterator[float], n: int) -> float:
-    """The last one where there are fewer."""
-    return list(itertools.islice(values, n))[-1]
