@@ -253,7 +253,7 @@ class LlamaBackend:
             self._seq_rm(memory, self._transit, -1, -1)
 
     def restore(self, sequence: int, state: State, start: int, end: int) -> bool:
-        if self._unfinished_copies:
+        if sequence in self._unfinished_copies:
             return False
         if self._transit is None:
             return start == 0 and self._write_state(sequence, state) and self._ends_at(sequence, end)
