@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from server.cli.tables import size_text
+from server.fit.machine import host_memory
 from server.store.local import LocalModel
 from server.store.recipes import Quant, Recipe
 
@@ -36,7 +36,7 @@ class Memory:
 
 def memory_here(environment: Mapping[str, str]) -> Memory:
     """NVIDIA's GPUs, those in CUDA_VISIBLE_DEVICES where that lists numbers, and RAM, as far as this container may."""
-    return Memory(_visible(_gpus(), environment.get("CUDA_VISIBLE_DEVICES")), _ram())
+    return Memory(_visible(_gpus(), environment.get("CUDA_VISIBLE_DEVICES")), host_memory().total_bytes)
 
 
 def judge_for(memory: Memory) -> Callable[[Recipe, Quant, LocalModel | None], str]:
@@ -86,16 +86,3 @@ def _visible(gpus: tuple[int, ...], listed: str | None) -> tuple[int, ...]:
             break  # CUDA ignores what stands behind a number that is none
         seen.append(gpus[int(word)])
     return tuple(seen)
-
-
-def _ram(root: Path = Path("/")) -> int:
-    """What the machine has, or less where the container may use less; 0 where nothing tells."""
-    sizes = []
-    try:
-        lines = (root / "proc" / "meminfo").read_text(encoding="ascii").splitlines()
-        sizes += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemTotal:")]
-        limit = (root / "sys" / "fs" / "cgroup" / "memory.max").read_text(encoding="ascii").strip()
-        sizes += [int(limit)] if limit.isdigit() else []
-    except (OSError, ValueError, IndexError):
-        pass
-    return min(sizes, default=0)

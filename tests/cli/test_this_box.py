@@ -9,7 +9,6 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from server.cli import this_box
 from server.cli.this_box import Memory, fits_text, judge_for, memory_here
 from server.store.local import LocalModel
 from server.store.recipes import load_recipes
@@ -95,15 +94,3 @@ def test_no_driver_is_no_gpu(monkeypatch: pytest.MonkeyPatch, fails: str) -> Non
     assert memory.gpus == ()
     assert memory.text.startswith("no GPU, ")
     assert memory.ram > GB
-
-
-def test_ram_is_what_the_container_may_use(tmp_path: Path) -> None:
-    assert this_box._ram(tmp_path) == 0
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc" / "meminfo").write_text("MemTotal:       1000 kB\nMemFree: 5 kB\n")
-    assert this_box._ram(tmp_path) == 1000 * 1024
-    (tmp_path / "sys" / "fs" / "cgroup").mkdir(parents=True)
-    limit = tmp_path / "sys" / "fs" / "cgroup" / "memory.max"
-    for text, size in (("max\n", 1024_000), ("5000\n", 5000), ("9999999999\n", 1024_000)):
-        limit.write_text(text)
-        assert this_box._ram(tmp_path) == size
