@@ -20,11 +20,12 @@ serve: install  ## the server with the demo model; flags: make serve ARGS="--por
 test: check $(STAMPS)/demo  ## check, then all tests; one of them: make test ARGS="tests/engine -k utf8"
 	$(PYTHON) -m pytest $(ARGS)
 
-check: $(STAMPS)/dev  ## format, lint, types, import rules; changes nothing
+check: $(STAMPS)/dev  ## format, lint, types, import rules, the Dockerfile; changes nothing
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m mypy
 	$(VENV)/bin/lint-imports --no-logo
+	$(VENV)/bin/hadolint Dockerfile.cuda
 
 bench: $(STAMPS)/dev $(STAMPS)/demo  ## measure the server; ARGS="--against URL" puts a second one beside it
 	$(PYTHON) -m server.ops.bench $(ARGS)
