@@ -178,10 +178,10 @@ class Planner:
         assert plan is not None
         return Settled(plan, tuple(_changes(start, found)), plain if plan is pipelined else pipelined)
 
-    def largest_context(self, wish: Wish, least: int = CELLS) -> int:
+    def largest_context(self, wish: Wish, least: int = CELLS, roughly: int = 0) -> int:
         """Most cells in all that fit with the rest of the wish as it is, weights where they were asked for; 0: none."""
         state = _Try(wish.choice, wish.n_cpu_moe or 0, self._asked_on_host(wish))
-        found = self._widest(wish, state, least)
+        found = self._widest(wish, state, least, roughly)
         return found.choice.cells(self.shape.n_ctx_train).n_ctx if found else 0
 
     def fits(self, wish: Wish) -> bool:
@@ -308,8 +308,8 @@ class Planner:
         fits_blocks = all(width % _ROW == 0 for width in widths)
         return choice.flash_attn and fits_blocks and {choice.cache_type_k, choice.cache_type_v} <= UNQUANTISED
 
-    def _widest(self, wish: Wish, state: _Try, least: int) -> _Try | None:
-        """The largest context, in steps, that fits."""
+    def _widest(self, wish: Wish, state: _Try, least: int, roughly: int = 0) -> _Try | None:
+        """The largest context, in steps, that fits; or one that is smaller by one part in `roughly` at most."""
         n_streams = state.choice.cells(self.shape.n_ctx_train).n_streams
         step = n_streams * (CELLS if least < 8192 else 4 * CELLS)
         most = (state.choice.n_ctx or self.shape.n_ctx_train) // step
@@ -327,7 +327,7 @@ class Planner:
         while high - low > 1:
             # sizes are nearly straight lines in the context, so a few chords find the end
             steps = (high - low) * room_low // (room_low - room_high)
-            if not steps:
+            if steps <= low // roughly if roughly else not steps:
                 break
             guess = min(low + steps, high - 1)
             room = self._room(wish, with_context(guess))

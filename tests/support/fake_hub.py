@@ -82,7 +82,9 @@ class Repo:
     head: str = ""
 
 
-def _file(path: str, content: Content) -> File:
+def _file(path: str, content: Content | File) -> File:
+    if isinstance(content, File):  # with a sum that is not the content's: of a sparse file of many GiB, say
+        return content
     if isinstance(content, bytes):
         return File(content, len(content), hashlib.sha256(content).hexdigest(), path.endswith(".gguf"))
     with open(content, "rb") as file:
@@ -144,7 +146,7 @@ class FakeHub:
     def add(
         self,
         repo_id: str,
-        files: Mapping[str, Content],
+        files: Mapping[str, Content | File],
         *,
         gated: bool = False,
         private: bool = False,
@@ -154,7 +156,7 @@ class FakeHub:
         self.repos[repo_id] = Repo(gated, private, xet)
         return self.commit(repo_id, files)
 
-    def commit(self, repo_id: str, files: Mapping[str, Content], *, forget_old: bool = False) -> str:
+    def commit(self, repo_id: str, files: Mapping[str, Content | File], *, forget_old: bool = False) -> str:
         """Replace or add files; returns the new commit."""
         repo = self.repos[repo_id]
         old = repo.commits.get(repo.head, {})

@@ -27,6 +27,7 @@ class Command:
 COMMANDS: tuple[Command, ...] = (
     Command("fetch", "get a model from the hub, or go on with one"),
     Command("models", "list the models that there are recipes for, and which are here"),
+    Command("plan", "does a model fit, with how much context, with which flags?"),
     Command("verify", "check the files of a model, down to the last byte"),
     Command("bundle", "pack a model for a machine without a network; install it there"),
     Command("doctor", "look at this machine: what it lacks, and what to do about it"),
