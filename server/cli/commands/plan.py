@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from server.cli.devices_value import Bandwidths, MemorySize, PlannedDevice, PlannedDevices
 from server.cli.flag import Group
-from server.cli.subcommand import Call, Spec, option
+from server.cli.subcommand import Call, Place, Spec, option
 from server.cli.values import Switch
 
 if TYPE_CHECKING:
@@ -16,14 +16,15 @@ if TYPE_CHECKING:
 
 SPEC = Spec(
     "plan",
-    "Say whether a model fits, where each layer goes, how much context there can be. Takes the server's flags as well.",
+    "Does a model fit, where does each layer go, how much context can there be? Takes the server's flags.",
+    places=(Place("MODEL", "a path, or a name at the hub, of which only headers are read", required=False),),
     groups=(
         Group(
             "Flags",
             (
                 option("--devices", PlannedDevices(), None, "GPUs to plan for: 8x80GiB, 8xA100 (default: this box)"),
                 option("--ram", MemorySize(), None, "memory of the host (with --devices: as much as need be)"),
-                option("--bandwidth", Bandwidths(), (None, None), "measured GB/s of a GPU, and of the host"),
+                option("--bandwidth", Bandwidths(), None, "measured GB/s of a GPU, and of the host"),
                 option("--explain", Switch(), False, "show every sum"),
                 option("--json", Switch(), False, "the plan as JSON"),
             ),
@@ -31,8 +32,7 @@ SPEC = Spec(
     ),
     notes=(
         "python -m server plan MODEL --devices 8x80GiB --parallel 2 --ctx-size 131072",
-        "MODEL is what --gguf takes: a path, or a name at the hub, of which only headers are read. A repository",
-        "without a quant shows all its quants side by side. Exit code 1: it does not fit.",
+        "A repository without a quant shows all its quants side by side. Exit code 1: it does not fit.",
     ),
     server_flags=True,
 )
@@ -54,7 +54,7 @@ def run(call: Call) -> int:
     settings = read_settings(rest, call.environment)
     found, n_read = candidates(settings, asked)
     box = _box(call["devices"], call["ram"], settings)
-    gpu_rate, host_rate = call["bandwidth"]
+    gpu_rate, host_rate = call["bandwidth"] or (None, None)
     reports = []
     for each in found:
         wish = wish_of(engine_options(settings, each.name), each.shape, on_cuda=any(d.is_cuda for d in box.devices))
