@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 SPEC = Spec(
     "plan",
-    "Does a model fit, where does each layer go, how much context can there be? Takes the server's flags.",
+    "Does a model fit, where do its layers go, how much context can there be? Takes the server's flags.",
     places=(Place("MODEL", "a path, or a name at the hub, of which only headers are read", required=False),),
     groups=(
         Group(
