@@ -145,10 +145,11 @@ class Transfer:
         return self._summer.sums()
 
     def _pieces(self) -> list[Span]:
-        size = self._options.piece_bytes
-        return [
-            (at, min(at + size, stop)) for start, stop in self._part.missing() for at in range(start, stop, size)
-        ]  # in order, which makes it a heap
+        """In order, which makes it a heap; smaller ones where there would else be too few for all connections."""
+        missing, options = self._part.missing(), self._options
+        share = sum(stop - start for start, stop in missing) // (2 * options.connections)
+        size = min(options.piece_bytes, max(_LEAST_PIECE_BYTES, share))
+        return [(at, min(at + size, stop)) for start, stop in missing for at in range(start, stop, size)]
 
     def _fail(self, error: Exception) -> None:
         if self._failure is None and not self._over.is_set():

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.store.transfer import _Piece, _Work
+from server.store.http_range import Link, Source
+from server.store.pace import Pace
+from server.store.part import Identity, open_part
+from server.store.transfer import Transfer, TransferOptions, _Piece, _Work
 
 LEAST = 4
 
@@ -31,6 +36,15 @@ def test_an_idle_connection_takes_half_of_the_longest() -> None:
     for piece in work.going[2:]:
         piece.at = piece.stop - 7
     assert work.take(LEAST) is None  # what is left is too little to share
+
+
+@pytest.mark.parametrize(("size_mib", "n_pieces"), [(0, 0), (1, 1), (6, 6), (64, 16), (512, 16), (1024, 32)])
+def test_a_small_file_is_for_all_connections_too(tmp_path: Path, size_mib: int, n_pieces: int) -> None:
+    part, _ = open_part(tmp_path / "m.gguf", Identity(size_mib << 20, "a" * 64, "c0ffee"))
+    link = Link(Source("http://127.0.0.1:9/m.gguf", "m.gguf", size_mib << 20, None, None))
+    transfer = Transfer(part, link, TransferOptions(connections=8), Pace(None), lambda reason, wait_s: None)
+    assert len(transfer._work.waiting) == n_pieces
+    part.close()
 
 
 @given(st.data())
