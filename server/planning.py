@@ -89,7 +89,7 @@ def wish_of(options: EngineOptions, shape: ModelShape, *, on_cuda: bool) -> Wish
         main_gpu=model.main_gpu,
         n_cpu_moe=_ALL if model.cpu_moe else experts,
         pipeline=fit.pipeline,
-        overrides=bool(model.tensor_overrides),
+        overrides=tuple((each.pattern, each.buffer) for each in model.tensor_overrides),
         adapts=fit.adapts,
         least_ctx=min(fit.least_ctx, shape.n_ctx_train or fit.least_ctx),
         reserves=reserves_of(fit.margin_bytes, on_cuda=on_cuda),

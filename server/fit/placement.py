@@ -14,6 +14,7 @@ from server.fit.cells import cache_bytes
 from server.fit.choice import ContextChoice, Device, Placement, place_by_counts, place_on_host
 from server.fit.facts import ModelShape
 from server.fit.memory import MemoryPlan, Part, Reserves, plan_memory
+from server.fit.overrides import Moves, moved, moves_of
 from server.fit.split import best_split, counts_of, device_of_blocks
 
 LEAST_UBATCH = 256
@@ -43,7 +44,7 @@ class Wish:
     main_gpu: int = 0
     n_cpu_moe: int | None = None  # None: as few as need be
     pipeline: str = "auto"  # auto, on, off
-    overrides: bool = False  # there are tensor overrides, so llama.cpp does not pipeline
+    overrides: tuple[tuple[str, str], ...] = ()  # (regular expression for tensors, buffer type)
     adapts: bool = True
     least_ctx: int = 4096
     reserves: Reserves | None = None
@@ -67,6 +68,7 @@ class Settled:
 
     plan: MemoryPlan
     changes: tuple[Change, ...]
+    n_cpu_moe: int = 0
     other: MemoryPlan | None = None
 
     @property
@@ -78,10 +80,6 @@ class Settled:
     @property
     def n_gpu_layers(self) -> int:
         return sum(self.counts)
-
-    @property
-    def n_cpu_moe(self) -> int:
-        return max(self.plan.placement.experts_on_host, default=-1) + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +98,7 @@ class Planner:
         self.shape = shape
         self.box = box
         self._plans: dict[tuple[Wish, _Try, bool], MemoryPlan] = {}
+        self._moves_of: dict[tuple[tuple[str, str], ...], Moves] = {}
 
     # ── one layout ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -109,9 +108,10 @@ class Planner:
         n_blocks = self.shape.n_blocks
         if not devices or n_on_host > n_blocks:
             return self._sum(wish, place_on_host(n_blocks))
-        experts = frozenset(
+        moves = self._moves(wish)
+        experts = moves.experts | {
             block.index for block in self.shape.trunk if block.index < n_cpu_moe and block.weights.experts
-        )
+        }
 
         def place(counts: tuple[int, ...]) -> Placement:
             return place_by_counts(
@@ -131,9 +131,7 @@ class Planner:
             plan.device.free_bytes - (plan.total_bytes - plan.of(Part.WEIGHTS) - plan.of(Part.CACHE))
             for plan in trial.devices
         ]
-        counts = best_split(
-            self._loads(wish.choice, experts)[n_on_host:], room, [device.free_bytes for device in devices]
-        )
+        counts = best_split(self._loads(wish, experts)[n_on_host:], room, [device.free_bytes for device in devices])
         if counts == even:
             return trial
         # buffers depend on where the cuts are, so what was computed with others is tried
@@ -142,22 +140,33 @@ class Planner:
         return other if gain > trial.fullest.needed_bytes // 200 or (other.fits and not trial.fits) else trial
 
     def _sum(self, wish: Wish, placement: Placement) -> MemoryPlan:
-        return plan_memory(self.shape, wish.choice, placement, self.box.host, reserves=wish.reserves)
+        plan = plan_memory(self.shape, wish.choice, placement, self.box.host, reserves=wish.reserves)
+        return moved(plan, self._moves(wish))
+
+    def _moves(self, wish: Wish) -> Moves:
+        if wish.overrides not in self._moves_of:
+            names = [device.name for device in self.box.devices]
+            self._moves_of[wish.overrides] = moves_of(self.shape, wish.overrides, names)
+        return self._moves_of[wish.overrides]
 
     def _devices(self, wish: Wish) -> tuple[Device, ...]:
         if wish.split_mode == "none" and self.box.devices:
             return (self.box.devices[min(wish.main_gpu, len(self.box.devices) - 1)],)
         return self.box.devices
 
-    def _loads(self, choice: ContextChoice, experts: frozenset[int]) -> list[int]:
+    def _loads(self, wish: Wish, experts: frozenset[int]) -> list[int]:
         """Bytes of each block on its device, and of the output."""
-        shape = self.shape
+        shape, choice = self.shape, wish.choice
+        gone: dict[int, int] = {}
+        for move in self._moves(wish).others:
+            gone[move.block] = gone.get(move.block, 0) + move.n_bytes
         cells = choice.cells(shape.n_ctx_train)
         loads = []
         for block in shape.blocks:
             load = 0
             if not block.is_nextn or choice.mtp:
                 load = block.weights.total - (block.weights.experts if block.index in experts else 0)
+                load -= gone.get(block.index, 0)
                 if choice.offload_kqv:
                     load += cache_bytes(shape, block, choice, cells)
             loads.append(load)
@@ -176,7 +185,8 @@ class Planner:
         plain = None if wish.pipeline == "on" and pipelined else self._plan(wish, found, False)
         plan = pipelined if pipelined and (pipelined.fits or plain is None) else plain
         assert plan is not None
-        return Settled(plan, tuple(_changes(start, found)), plain if plan is pipelined else pipelined)
+        n_cpu_moe = min(found.n_cpu_moe, self._n_expert_blocks())
+        return Settled(plan, tuple(_changes(start, found)), n_cpu_moe, plain if plan is pipelined else pipelined)
 
     def largest_context(self, wish: Wish, least: int = CELLS, roughly: int = 0) -> int:
         """Most cells in all that fit with the rest of the wish as it is, weights where they were asked for; 0: none."""

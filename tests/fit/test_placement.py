@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from server.fit.advice import is_tight, refusal, ways_out
 from server.fit.choice import ContextChoice, Device
 from server.fit.placement import Box, Planner, Wish
+from server.fit.probe import dry_run
 from tests.fit.conftest import Shapes
 
 GIB = 1 << 30
@@ -168,3 +169,16 @@ def test_rows_add_up_to_the_totals(shapes: Shapes, n_ctx: int, n_slots: int, uni
         assert each.total_bytes == sum(row.n_bytes for row in each.rows)
         assert each.fits == (each.total_bytes <= each.device.free_bytes)
     assert plan.fits == all(each.fits for each in (*plan.devices, plan.host))
+
+
+@settings(max_examples=4)
+@given(st.integers(2, 14), st.sampled_from([1, 4]), st.booleans())
+def test_what_fits_by_the_plan_fits_by_the_dry_run(shapes: Shapes, gib: int, n_slots: int, unified: bool) -> None:
+    box = Box((), Device("host", (34 + gib) * GIB, (34 + gib) * GIB, "cpu"))
+    choice = ContextChoice(n_slots=n_slots, kv_unified=unified)
+    plan = Planner(shapes.of("glm-4.7-flash"), box).settle(Wish(choice)).plan
+    (run,) = dry_run({"path": str(shapes.file("glm-4.7-flash"))}, [plan.choice])
+    told = run.host([])
+    assert run.n_ctx == plan.cells.n_ctx
+    if plan.fits:
+        assert told.model + told.context + told.compute <= box.host.free_bytes
