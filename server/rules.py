@@ -11,7 +11,7 @@ from server.chat.messages import Conversation, Prompt
 from server.chat.template import THINK_CLOSE, THINK_OPEN
 from server.chat.voice import Voice
 from server.engine.client import EngineClient
-from server.engine.messages import BlockLimit, Constraint, FreeBlock, SamplingOptions, Span
+from server.engine.messages import BlockLimit, Constraint, FreeBlock, ModelFacts, SamplingOptions, Span
 from server.errors import InvalidRequest
 
 THINK_TAGS = (THINK_OPEN, THINK_CLOSE)
@@ -30,6 +30,8 @@ class JobRules:
 class RuleMaker:
     def __init__(self, engine: EngineClient) -> None:
         self._engine = engine
+        self._facts: ModelFacts | None = None
+        self._tokens: dict[str, int | None] = {}  # of tags, in the model of these facts
 
     async def of_text(self, form: AnswerForm | None) -> JobRules:
         """For raw completions. Raises InvalidRequest for a form that cannot be enforced."""
@@ -78,7 +80,14 @@ class RuleMaker:
         opener, closer = await self._think_tokens()
         if opener is None or closer is None or not (prompt.opens_in_reasoning or voice.generation is not None):
             return None
-        return FreeBlock(opener, closer, is_open=prompt.opens_in_reasoning, may_open=voice.may_open_reasoning(prompt))
+        enders = [await self._token(tag) for tag in voice.dialect.turn_tags]
+        return FreeBlock(
+            opener,
+            closer,
+            tuple(token for token in enders if token is not None),
+            is_open=prompt.opens_in_reasoning,
+            may_open=voice.may_open_reasoning(prompt),
+        )
 
     # ── the budget ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -110,6 +119,11 @@ class RuleMaker:
         return await self._token(THINK_OPEN), await self._token(THINK_CLOSE)
 
     async def _token(self, tag: str) -> int | None:
-        """The one token of a tag."""
-        tokens = await self._engine.tokenize([Span(tag, special=True)], add_special=False)
-        return tokens[0] if len(tokens) == 1 else None
+        """The one token of a tag; None: it takes several."""
+        facts = self._engine.facts
+        if self._facts is not facts:
+            self._facts, self._tokens = facts, {}
+        if tag not in self._tokens:
+            tokens = await self._engine.tokenize([Span(tag, special=True)], add_special=False)
+            self._tokens[tag] = tokens[0] if len(tokens) == 1 else None
+        return self._tokens[tag]

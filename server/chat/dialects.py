@@ -48,6 +48,11 @@ class Dialect(Protocol):
         """There is a grammar of its tool calls (`glm_call_grammar.py`)."""
         ...
 
+    @property
+    def turn_tags(self) -> tuple[str, ...]:
+        """Where one is written outside a call, the answer is over."""
+        ...
+
     def own_tags(self, *, with_calls: bool) -> tuple[str, ...]:
         """Texts that the parser never takes for content."""
         ...

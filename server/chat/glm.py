@@ -43,6 +43,10 @@ class GlmDialect:
     def can_force_calls(self) -> bool:
         return True
 
+    @property
+    def turn_tags(self) -> tuple[str, ...]:
+        return tuple(sorted(tag.value for tag in TURN_TAGS))
+
     def own_tags(self, *, with_calls: bool) -> tuple[str, ...]:
         return tuple(sorted(tag.value for tag in (TEXT_TAGS | CALL_TAGS if with_calls else TEXT_TAGS)))
 

@@ -34,6 +34,10 @@ class PlainDialect:
     def can_force_calls(self) -> bool:
         return False
 
+    @property
+    def turn_tags(self) -> tuple[str, ...]:
+        return ()
+
     def own_tags(self, *, with_calls: bool) -> tuple[str, ...]:
         return ()
 

@@ -58,10 +58,10 @@ class Guide:
     def substitute(self, token: int) -> int:
         """What is taken instead of `token` without further ado: an answer that is wanted in a form must not end in its
         reasoning, so that is closed then."""
-        if self._state is _State.BLOCK and self._trigger is None and token in self._table.end_tokens:
-            assert self._block is not None
-            return self._block.closer
-        return token
+        block = self._block
+        if self._state is not _State.BLOCK or self._trigger is not None or block is None:
+            return token
+        return block.closer if token in self._table.end_tokens or token in block.enders else token
 
     def refuses(self, token: int) -> bool:
         if self._state in (_State.FREE, _State.BLOCK) or (self._state is _State.LEAD and self._may_lead(token)):

@@ -49,7 +49,7 @@ class SparingSampler:
     def __init__(self, chain: LlamaSampler, block: FreeBlock, end_tokens: frozenset[int]) -> None:
         self._chain = chain
         self._closer = block.closer
-        self._end_tokens = end_tokens
+        self._end_tokens = end_tokens.union(block.enders)
         chain.uses_grammar = not block.is_open
 
     def sample(self, row: int) -> int:

@@ -185,6 +185,10 @@ class LlamaBackend:
             self._unfinished_copies.clear()
         return status
 
+    def logits(self, row: int) -> NDArray[np.float32]:
+        """View of the logits of a batch row, valid until the next decode."""
+        return self._source.logits(row)
+
     def sampler(self, job: Job) -> Sampler:
         self._vocabulary.require(job.tokens)
         if job.constraint is not None:

@@ -79,6 +79,7 @@ class FreeBlock(msgspec.Struct, frozen=True, omit_defaults=True):
 
     opener: int
     closer: int
+    enders: tuple[int, ...] = ()  # tokens that end an answer for its reader, beside the vocabulary's end tokens
     is_open: bool = False  # the prompt ends inside a block
     may_open: bool = False  # the answer may begin with a block, blanks before it, ahead of what is constrained
 

@@ -74,6 +74,13 @@ def test_behind_the_block_that_the_prompt_opened(executor: Executor) -> None:
     assert allowed(guide) == {"yes", "y", "no", "n"}
 
 
+def test_what_ends_an_answer_for_its_reader_does_not_end_it_in_the_block(executor: Executor) -> None:
+    block = FreeBlock(OPEN, CLOSE, (token("<arg_key>"),), is_open=True)
+    guide = Guide(COMPILER, ANSWER, block, executor)
+    assert guide.substitute(token("<arg_key>")) == CLOSE
+    assert Guide(COMPILER, CALLS, block, executor).substitute(token("<arg_key>")) == token("<arg_key>")
+
+
 def test_behind_a_block_that_the_answer_opens(executor: Executor) -> None:
     guide = Guide(COMPILER, ANSWER, FreeBlock(OPEN, CLOSE, may_open=True), executor)
     assert allowed(guide) == {"yes", "y", "no", "n", "<think>", " ", "\t", "\n", "\r", " \n"}

@@ -167,8 +167,8 @@ def test_a_wrong_constraint_fails_its_job_only(backend: LlamaBackend) -> None:
 OPENER, CLOSER = "<|user|>", "<|assistant|>"
 
 
-def block(backend: LlamaBackend, **fields: bool) -> FreeBlock:
-    return FreeBlock(token(backend, OPENER), token(backend, CLOSER), **fields)
+def block(backend: LlamaBackend) -> FreeBlock:
+    return FreeBlock(token(backend, OPENER), token(backend, CLOSER), is_open=True)
 
 
 @pytest.mark.parametrize("grammar", [None, 'root ::= "the" | "this"'])
@@ -183,7 +183,7 @@ def test_a_budget_closes_the_reasoning_and_then_the_form_begins(
         seed=sampling.seed, temperature=sampling.temperature, repeat_penalty=sampling.repeat_penalty, grammar=grammar
     )
     constraint = None if grammar else WORD
-    asked = job(backend, options, block_limit=limit, free_block=block(backend, is_open=True), constraint=constraint)
+    asked = job(backend, options, block_limit=limit, free_block=block(backend), constraint=constraint)
     log = answers(backend, asked)
     reasoning, _, answer = log.text(1).partition(CLOSER)
     assert reasoning.endswith("word")
@@ -197,7 +197,7 @@ def test_an_end_inside_the_reasoning_closes_it(backend: LlamaBackend, grammar: s
     asked = job(
         backend,
         SamplingOptions(seed=2, logit_bias=ends, grammar=grammar),
-        free_block=block(backend, is_open=True),
+        free_block=block(backend),
         constraint=None if grammar else WORD,
     )
     assert answers(backend, asked).text(1) in (f"{CLOSER}the", f"{CLOSER}this")
