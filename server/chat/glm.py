@@ -143,6 +143,8 @@ class GlmParser:
         return self._drain()
 
     def _drain(self) -> list[Delta]:
+        if not self._out:
+            return []
         deltas = self._out[:]
         self._out.clear()
         return deltas
@@ -160,15 +162,13 @@ class GlmParser:
         return deltas
 
     def _token(self, tag: Tag | None, text: str) -> None:
-        match self._state:
-            case _State.REASONING:
-                self._in_reasoning(tag, text)
-            case _State.ANSWER:
-                self._in_answer(tag, text)
-            case _State.HELD:
-                self._in_held(tag, text)
-            case _State.ENDED:
-                pass
+        state = self._state
+        if state is _State.ANSWER:
+            self._in_answer(tag, text)
+        elif state is _State.REASONING:
+            self._in_reasoning(tag, text)
+        elif state is _State.HELD:
+            self._in_held(tag, text)
 
     # ── reasoning ────────────────────────────────────────────────────────────────────────────────────────────────────
 

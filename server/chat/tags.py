@@ -58,25 +58,32 @@ class TagScanner:
         self.held = ""  # the suffix kept back because it may begin a tag
 
     def scan(self, text: str) -> list[Token]:
-        buffer = self.held + text if self.held else text
-        self.held = ""
+        buffer = text
+        if self.held:
+            buffer = self.held + text
+            self.held = ""
+        find, longest, by_text = buffer.find, self._longest, self._by_text
         tokens: list[Token] = []
         start = 0
-        at = buffer.find("<")
+        at = find("<")
         while at >= 0:
-            end = buffer.find(">", at, at + self._longest)
-            if end >= 0:
-                tag = self._by_text.get(buffer[at : end + 1])
+            end = find(">", at, at + longest) + 1
+            if end:
+                piece = buffer[at:end]
+                tag = by_text.get(piece)
                 if tag is not None:
                     if at > start:
                         tokens.append((None, buffer[start:at]))
-                    tokens.append((tag, buffer[at : end + 1]))
-                    start = end + 1
-            elif len(buffer) - at < self._longest and buffer[at:] in self._prefixes:
+                    tokens.append((tag, piece))
+                    start = end
+                    at = find("<", end)
+                    continue
+            elif len(buffer) - at < longest and buffer[at:] in self._prefixes:
                 self.held = buffer[at:]
-                buffer = buffer[:at]
-                break
-            at = buffer.find("<", max(at + 1, start))
+                if at > start:
+                    tokens.append((None, buffer[start:at]))
+                return tokens
+            at = find("<", at + 1)
         if start < len(buffer):
             tokens.append((None, buffer[start:] if start else buffer))
         return tokens
