@@ -25,6 +25,7 @@ class Candidate:
     """One model to plan. `roughly`: only its size was read, the rest is that of another quant of the same model."""
 
     name: str
+    header: Header  # the first
     shape: ModelShape
     roughly: bool = False
 
@@ -50,7 +51,7 @@ def candidates(settings: Settings, asked: str | None) -> tuple[list[Candidate], 
 
 def _local(path: Path) -> Candidate:
     headers = [read_header(each) for each in shard_paths(str(path))]
-    return Candidate(path.name, read_shape(headers))
+    return Candidate(path.name, headers[0], read_shape(headers))
 
 
 def _remote(hub: Hub, name: HubName) -> tuple[list[Candidate], int]:
@@ -61,7 +62,7 @@ def _remote(hub: Hub, name: HubName) -> tuple[list[Candidate], int]:
     if name.quant or name.file or len(quants) == 1:
         chosen = choose(name, listing.files)
         headers, n_read = _headers(hub, listing, chosen)
-        return [Candidate(f"{name.repo}:{chosen.name}", read_shape(headers))], n_read
+        return [Candidate(f"{name.repo}:{chosen.name}", headers[0], read_shape(headers))], n_read
     if not quants:
         choose(name, listing.files)  # says what is the matter
     whole = [quant for quant in quants if not quant.n_missing]
@@ -72,7 +73,12 @@ def _remote(hub: Hub, name: HubName) -> tuple[list[Candidate], int]:
     headers, n_read = _headers(hub, listing, base)
     shape = read_shape(headers)
     return [
-        Candidate(quant.name, shape if quant is base else _resized(shape, quant.n_bytes, base.n_bytes), quant != base)
+        Candidate(
+            quant.name,
+            headers[0],
+            shape if quant is base else _resized(shape, quant.n_bytes, base.n_bytes),
+            roughly=quant is not base,
+        )
         for quant in whole
     ], n_read
 

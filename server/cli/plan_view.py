@@ -15,7 +15,7 @@ from server.fit.memory import DevicePlan, MemoryPlan, Part
 from server.fit.placement import Box
 from server.fit.report import SLOTS, Report
 from server.fit.speed import examples
-from server.fit.words import GIB, size, tokens
+from server.fit.words import GIB, count, size, tokens
 
 _BAR = 24
 _PLENTY = 1 << 49
@@ -45,7 +45,7 @@ def shown(candidate: Candidate, report: Report, *, explain: bool) -> list[Line]:
     plan = report.plan
     shape = plan.shape
     lines = [
-        Line(f"{candidate.name}: {shape.architecture}, {shape.n_params / 1e9:.1f} billion parameters", "bold"),
+        Line(f"{candidate.name}: {shape.architecture}, {count(shape.n_params)} parameters", "bold"),
         Line(f"{size(shape.weights_bytes)} of weights in {len(shape.trunk)} layers"),
         Line(_asked(plan)),
         Line(""),
@@ -104,8 +104,8 @@ def _devices(report: Report) -> list[Line]:
     plan = report.plan
     heads = ("device", "blocks", "weights", "cache", "compute", "other", "needs", "of", "")
     rows = []
-    for each, count in zip(plan.devices, report.settled.counts, strict=True):
-        rows.append((each.device.name, str(count), *_cells(each)))
+    for each, n_blocks in zip(plan.devices, report.settled.counts, strict=True):
+        rows.append((each.device.name, str(n_blocks), *_cells(each)))
     on_host = plan.shape.n_blocks + 1 - report.settled.n_gpu_layers
     rows.append(("host", str(on_host) if on_host else "", *_cells(plan.host)))
     table = plain_table(heads, rows)

@@ -13,5 +13,11 @@ def size(n_bytes: int) -> str:
     return f"{n_bytes / MIB:.0f} MiB" if abs(n_bytes) >= 10 * MIB else f"{n_bytes / MIB:.1f} MiB"
 
 
+def count(n: int) -> str:
+    """A large number in words: 753.9 billion."""
+    unit, name = (10**9, "billion") if n >= 10**9 else (10**6, "million")
+    return f"{n / unit:.1f} {name}"
+
+
 def tokens(n: int) -> str:
     return f"{n:,}"

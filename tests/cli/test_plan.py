@@ -120,6 +120,20 @@ def test_this_box(capsys: pytest.CaptureFixture[str]) -> None:
     assert plan["devices"][-1]["free_bytes"] > GIB
 
 
+def test_what_the_server_would_refuse_is_refused_here(glm_5_2: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, words in (
+        (["-sm", "tensor"], "--split-mode tensor is not possible with 'glm-dsa' models"),
+        (["-ctk", "q8_0"], "give --cache-type-v q8_0"),
+        (["-ctk", "q8_0", "-ctv", "q8_0", "-fa", "off"], "--cache-type-v q8_0 needs flash attention"),
+    ):
+        assert main(["plan", str(glm_5_2), "--devices", "8x80GiB", *arguments]) == 2
+        assert words in capsys.readouterr().err
+    assert main(["plan", "--demo", "--devices", "2x80GiB", "--split-mode", "tensor"]) == 2
+    assert "is not planned" in capsys.readouterr().err
+    assert main(["plan"]) == 2
+    assert "no model is given" in capsys.readouterr().err
+
+
 # ── the hub ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

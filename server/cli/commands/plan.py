@@ -45,6 +45,8 @@ def run(call: Call) -> int:
     from server.cli.command import read_settings
     from server.cli.plan_source import candidates
     from server.cli.plan_view import Line, as_json, compared, show, shown
+    from server.engine import rules
+    from server.errors import ConfigError
     from server.fit.placement import Planner
     from server.fit.report import report
     from server.planning import wish_of
@@ -57,7 +59,13 @@ def run(call: Call) -> int:
     gpu_rate, host_rate = call["bandwidth"] or (None, None)
     reports = []
     for each in found:
-        wish = wish_of(engine_options(settings, each.name), each.shape, on_cuda=any(d.is_cuda for d in box.devices))
+        engine = engine_options(settings, each.name)
+        rules.check(engine.model, each.header)
+        if engine.model.split_mode == "tensor":
+            raise ConfigError(
+                "--split-mode tensor cuts through every tensor and is not planned; plan --split-mode layer"
+            )
+        wish = wish_of(engine, each.shape, on_cuda=any(device.is_cuda for device in box.devices))
         planner = Planner(each.shape, box)
         reports.append((each, report(planner, wish, device_bandwidth=gpu_rate, host_bandwidth=host_rate)))
     if call["json"]:
