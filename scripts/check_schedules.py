@@ -26,7 +26,7 @@ from server.engine.messages import Failed, Finished, Job, SamplingOptions, Span,
 from server.engine.options import EngineOptions, ModelOptions, SchedulerOptions
 from server.store.source import demo_model, resolve_model, tiny_glm_model
 
-N_CTX = 320
+N_CTX = 256
 PLACES = """France Spain Italy Germany Japan China India Egypt Kenya Brazil Chile Peru Cuba Canada Norway Sweden Finland
 Poland Greece Turkey Iran Iraq Nepal Vietnam Austria Hungary Portugal Ireland Denmark Russia""".split()
 RULES = """Answer in one short sentence. Name the source of what you say. Do not repeat the question. Numbers are
@@ -111,11 +111,11 @@ def run(backend: LlamaBackend, chance: random.Random, counts: Counter[str], dial
     clear(backend)
     budget = chance.choice([0, 4 << 20, 64 << 20])
     engine = Engine(backend, SchedulerOptions(cache_ram_bytes=budget, cache_idle_slots=chance.random() < 0.7))
-    drawn = prompts(backend, chance, chance.randint(5, 9), dialogues)
-    jobs = [Wanted(tokens, chance.randint(1, 40)) for tokens in drawn]
+    drawn = prompts(backend, chance, chance.randint(6, 12), dialogues)
+    jobs = [Wanted(tokens, chance.randint(1, 60)) for tokens in drawn]
     waiting = list(enumerate(jobs))
     while waiting or engine.has_work:
-        while waiting and chance.random() < 0.3:
+        while waiting and chance.random() < 0.6:
             job_id, wanted = waiting.pop(0)
             engine.submit(Job(job_id, wanted.tokens, SamplingOptions(temperature=0.0), wanted.max_tokens))
         if chance.random() < 0.02:
@@ -129,7 +129,8 @@ def run(backend: LlamaBackend, chance: random.Random, counts: Counter[str], dial
     snapshot = engine.snapshot()
     for name in ("preempted", "swapped", "evicted", "follower_waits", "prompt_cached_tokens", "cached_tokens_host"):
         counts[name] += getattr(snapshot.counters, name)
-    counts["wrong books"] += snapshot.counters.cache_mismatches + snapshot.counters.states_refused
+    counts["mismatches"] += snapshot.counters.cache_mismatches
+    counts["refused"] += snapshot.counters.states_refused
     return jobs
 
 

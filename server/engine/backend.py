@@ -109,6 +109,10 @@ class Backend(Protocol):
         unified cache that can be cut. None: it has more than `max_bytes`, or llama.cpp gave nothing."""
         ...
 
+    def is_settled(self, sequence: int) -> bool:
+        """False: a copy to or from it is still to be made by the next decode; its state can be neither read nor set."""
+        ...
+
     def restore(self, sequence: int, state: State, start: int, end: int) -> bool:
         """Give `sequence`, which holds exactly `start` tokens, those up to `end` from a state of `save`. False: it does
         not fit or is not taken; the sequence then holds `start` tokens as before, or none where `start` is 0."""

@@ -303,6 +303,8 @@ class Cache:
             while self._cells.n_used + n_cells > self._n_ctx:
                 if not self.drop_one():
                     return False
+        if not self._backend.is_settled(sequence.id):
+            return False
         if not entry.intact():
             self.counts.refused += 1
             self.host.drop(entry)
@@ -374,7 +376,9 @@ class Cache:
             retained = self._retained()
             assert retained, "more jobs than sequences"
             self._drop(min(retained, key=lambda s: s.last_used))
-        sequence = CachedSequence(self._free.pop())
+        free = next((i for i in reversed(self._free) if self._backend.is_settled(i)), self._free[-1])
+        self._free.remove(free)
+        sequence = CachedSequence(free)
         self._sequences[sequence.id] = sequence
         return sequence
 

@@ -243,7 +243,7 @@ class LlamaBackend:
     # ── states ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def save(self, sequence: int, start: int, max_bytes: int) -> State | None:
-        if sequence in self._unfinished_copies:
+        if not self.is_settled(sequence):
             return None
         if start == 0:
             return self._read_state(sequence, max_bytes)
@@ -256,8 +256,11 @@ class LlamaBackend:
         finally:
             self._seq_rm(memory, self._transit, -1, -1)
 
+    def is_settled(self, sequence: int) -> bool:
+        return sequence not in self._unfinished_copies
+
     def restore(self, sequence: int, state: State, start: int, end: int) -> bool:
-        if sequence in self._unfinished_copies:
+        if not self.is_settled(sequence):
             return False
         if self._transit is None:
             return start == 0 and self._write_state(sequence, state) and self._ends_at(sequence, end)

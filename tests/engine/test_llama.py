@@ -568,8 +568,10 @@ def test_a_stream_that_is_still_being_copied_is_not_saved(model: Path) -> None:
     backend = load(model, kv_unified=False)
     assert read(backend, 0, 0, LETTERS) is DecodeStatus.OK
     assert backend.copy(0, 1, 40)
+    assert [backend.is_settled(sequence) for sequence in range(3)] == [False, False, True]
     assert backend.save(1, 0, 1 << 30) is None
     assert read(backend, 1, 40, LETTERS[40:]) is DecodeStatus.OK
+    assert backend.is_settled(0)
     assert backend.save(1, 0, 1 << 30) is not None
     backend.close()
 

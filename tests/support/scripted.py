@@ -245,6 +245,9 @@ class ScriptedBackend:
         self.n_saved += 1
         return state
 
+    def is_settled(self, sequence: int) -> bool:
+        return True
+
     def restore(self, sequence: int, state: State, start: int, end: int) -> bool:
         held = self.cells.setdefault(sequence, [])
         assert len(held) == start, "restored behind a gap"
