@@ -110,6 +110,9 @@ class NoModel:
     def save(self, sequence: int, start: int, max_bytes: int) -> State | None:
         return None
 
+    def is_settled(self, sequence: int) -> bool:
+        return True
+
     def restore(self, sequence: int, state: State, start: int, end: int) -> bool:
         return False
 
