@@ -179,6 +179,7 @@ class _Server:
         self._uvicorn: uvicorn.Server | None = None
         self._failure: StartError | None = None
         self._n_signals = 0
+        self._save_until = 0.0  # by the monotonic clock
         self._stop_tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> int:
@@ -192,7 +193,7 @@ class _Server:
         if not self._n_signals:
             await self._uvicorn.serve(sockets=self._sockets)
         announcing.cancel()
-        await self._supervisor.stop()
+        await self._supervisor.stop(save_s=self._save_s())
         await engine
         if self._failure is not None:
             raise self._failure
@@ -291,16 +292,24 @@ class _Server:
         name = signal.Signals(number).name
         if self._n_signals > 1:
             logger.warning("%s again: stopping now", name)
+            self._supervisor.hurry()
             self._stop_now()
             return
         n_running = len(self._client.jobs)
         grace_s = self._config.http.shutdown_grace_s
         logger.info("%s: stopping; %d running requests may finish within %.0f s", name, n_running, grace_s)
         self._client.stop_accepting()
+        self._save_until = time.monotonic() + grace_s
         if self._uvicorn is not None:
             self._uvicorn.should_exit = True
         task = asyncio.create_task(self._end_grace(grace_s))
         self._stop_tasks.add(task)
+
+    def _save_s(self) -> float:
+        """How long the engine may save to disk: what is left of the grace, a third of it where requests took all."""
+        if not self._config.engine.disk.cache_folder or self._n_signals != 1:
+            return 0.0
+        return max(self._save_until - time.monotonic(), self._config.http.shutdown_grace_s / 3)
 
     async def _end_grace(self, grace_s: float) -> None:
         await asyncio.sleep(grace_s)

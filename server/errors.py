@@ -15,6 +15,7 @@ GlmserveError
 │   ├── Forbidden         403
 │   ├── NotFound          404
 │   │   └── ModelNotFound lists the names that are served
+│   ├── Conflict          409, what it names is in use just now
 │   ├── BodyTooLarge      413
 │   ├── QueueFull         429, carries retry_after_s
 │   ├── NotSupported      501
@@ -122,6 +123,10 @@ class ModelNotFound(NotFound):
         names = ", ".join(f"'{name}'" for name in served)
         super().__init__(f"the model '{asked}' is not served here; use one of: {names}", param="model")
         self.served = served
+
+
+class Conflict(RequestError):
+    code = "conflict"
 
 
 class BodyTooLarge(RequestError):

@@ -18,6 +18,7 @@ from server.api.context import notes_of
 from server.api.render.parts import frame, to_json
 from server.errors import (
     BodyTooLarge,
+    Conflict,
     ContextTooLong,
     EngineFailure,
     Forbidden,
@@ -61,6 +62,7 @@ _KINDS: tuple[tuple[type[GlmserveError], int, str], ...] = (
     (Forbidden, 403, "permission_error"),
     (NotFound, 404, "not_found_error"),
     (MethodNotAllowed, 405, "invalid_request_error"),
+    (Conflict, 409, "invalid_request_error"),
     (BodyTooLarge, 413, "invalid_request_error"),
     (QueueFull, 429, "rate_limit_error"),
     (NotSupported, 501, "not_supported_error"),

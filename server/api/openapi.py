@@ -17,6 +17,7 @@ from pydantic.json_schema import models_json_schema
 import server
 from server.api.schemas.chat import ChatRequest, PromptAnswer, PromptRequest, TokenCount
 from server.api.schemas.completion import CompletionRequest, NativeRequest
+from server.api.schemas.slot import SlotFile
 from server.api.schemas.text import DetokenizeAnswer, DetokenizeRequest, TokenizeAnswer, TokenizeRequest
 
 _MODELS: Sequence[type[BaseModel]] = (
@@ -30,6 +31,7 @@ _MODELS: Sequence[type[BaseModel]] = (
     TokenizeAnswer,
     DetokenizeRequest,
     DetokenizeAnswer,
+    SlotFile,
 )
 _REF = "#/components/schemas/{model}"
 
@@ -59,6 +61,7 @@ _ERROR_TEXTS = {
     400: "The request is wrong; the message names the field.",
     401: "No valid API key.",
     404: "No such model.",
+    409: "The slot is at work.",
     413: "The body is too large.",
     429: "Too many requests are waiting.",
     500: "The engine failed.",
@@ -71,10 +74,10 @@ _ERRORS_OF_POST = (400, 401, 413, 503)
 ERRORS_OF_GENERATION = (400, 401, 404, 413, 429, 500, 503, 504)
 
 
-def takes(model: type[BaseModel]) -> dict[str, Any]:
+def takes(model: type[BaseModel], *, required: bool = True) -> dict[str, Any]:
     """For `openapi_extra`: the route's JSON body."""
     content = {"application/json": {"schema": {"$ref": _REF.format(model=model.__name__)}}}
-    return {"requestBody": {"required": True, "content": content}}
+    return {"requestBody": {"required": required, "content": content}}
 
 
 def gives(

@@ -76,5 +76,6 @@ class HttpOptions:
     props: bool = False  # POST /props; off: 501 (GET /props always answers)
     slots: bool = True  # GET /slots; off: 501
     log_cache_misses: bool = False  # where prompts differ from cached ones, with a few words of both
+    slot_actions: bool = False  # POST /slots/{id}; off: 501
     shutdown_grace_s: float = 30.0  # how long running requests may finish after SIGTERM
     generation: GenerationDefaults = field(default_factory=GenerationDefaults)

@@ -39,7 +39,6 @@ _UNSUPPORTED = {
     "/v1/chat/completions/control": "reasoning cannot be ended from outside yet",
     "/v1/streams/lookup": "streams are not kept for replay",
 }
-_SLOT = re.compile(r"/slots/[0-9]+")
 
 
 class MendPaths:
@@ -113,8 +112,6 @@ class RouteTable:
         local = path.removeprefix(self._prefix)
         if local in _UNSUPPORTED:
             return NotSupported(f"{path} is not served: {_UNSUPPORTED[local]}")
-        if _SLOT.fullmatch(local):
-            return NotSupported(f"{path} is not served: slots cannot be saved, restored or erased yet")
         return NotFound(f"there is no {path} here; {self._suggestion(local)}")
 
     def _known_at(self, path: str) -> list[_Known]:

@@ -19,6 +19,7 @@ from server.config import Config
 from server.engine import rules
 from server.engine.messages import SamplingOptions
 from server.engine.options import (
+    DiskOptions,
     EngineOptions,
     FitOptions,
     ModelOptions,
@@ -109,7 +110,9 @@ def engine_options(settings: Settings, path: str) -> EngineOptions:
         cache_ram_bytes=_mib(settings["cache-ram"]),
         cache_idle_slots=settings["cache-idle-slots"],
     )
-    return EngineOptions(model, scheduler, _fit_options(settings), _native_level(settings["log-level"]))
+    return EngineOptions(
+        model, scheduler, _fit_options(settings), _disk_options(settings), _native_level(settings["log-level"])
+    )
 
 
 def _fit_options(settings: Settings) -> FitOptions:
@@ -131,6 +134,27 @@ def _fit_options(settings: Settings) -> FitOptions:
         experts=settings["n-cpu-moe"] is None and not settings["cpu-moe"],
         given=tuple(given),
     )
+
+
+def _disk_options(settings: Settings) -> DiskOptions:
+    folder = settings["cache-disk"]
+    return DiskOptions(
+        cache_folder=str(Path(folder).expanduser().absolute()) if folder else "",
+        cache_limit_bytes=int(settings["cache-disk-limit"] * 2**30),
+        slot_folder=_slot_folder(settings),
+    )
+
+
+def _slot_folder(settings: Settings) -> str:
+    if settings["slot-save-path"] is None:
+        return ""
+    path = Path(settings["slot-save-path"]).expanduser().absolute()
+    if not path.is_dir() or not os.access(path, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"{settings.setting('slot-save-path').where} names '{path}', which is no folder that can be written; make "
+            f"it first, for the user that the server runs as"
+        )
+    return str(path)
 
 
 def _native_level(level: str) -> str:
@@ -184,6 +208,7 @@ def _http_options(settings: Settings, files: ModelFiles) -> HttpOptions:
         props=settings["props"],
         slots=settings["slots"],
         log_cache_misses=settings["log-cache-misses"],
+        slot_actions=settings["slot-save-path"] is not None,
         shutdown_grace_s=settings["shutdown-grace"],
         generation=GenerationDefaults(
             sampling=_sampling(settings), max_tokens=settings["predict"], cache_prompt=settings["cache-prompt"]

@@ -257,6 +257,30 @@ CONTEXT = Group(
             main=True,
         ),
         flag(
+            "--cache-disk",
+            Kind(metavar="DIR", sample="/var/cache/glmserve"),
+            None,
+            "folder for prompts that outlive the server",
+            note="What goes to host memory is written there too, and found again after a restart with the same model "
+            "and settings. One server a folder; it is made where it is missing. Needs --cache-ram; "
+            "docs/operations.md.",
+            main=True,
+        ),
+        flag(
+            "--cache-disk-limit",
+            Number(least=0, above=True, metavar="GIB", sample="200"),
+            50.0,
+            "most that this folder may take, in GiB",
+            main=True,
+        ),
+        flag(
+            "--slot-save-path",
+            Kind(metavar="DIR", sample="/srv/slots"),
+            None,
+            "folder for slots that clients save and restore",
+            note="It must be there. Without it POST /slots/{id} is off (docs/api.md).",
+        ),
+        flag(
             "--cache-idle-slots",
             _SWITCH,
             True,

@@ -139,7 +139,6 @@ FOREIGN: tuple[Foreign, ...] = (
     _ignored("one checkpoint is made a turn", "-cms --checkpoint-min-step", env="CHECKPOINT_MIN_SPACING_NT"),
     _ignored("the cache of sliding windows keeps llama.cpp's size", "--swa-full", env="SWA_FULL", value=False),
     _ignored("llama.cpp no longer defragments its cache", "-dt --defrag-thold", env="DEFRAG_THOLD"),
-    _refused("slots cannot be saved to disk yet: leave it out", "--slot-save-path"),
     # processor
     _ignored(_AFFINITY, "-C --cpu-mask"),
     _ignored(_AFFINITY, "-Cr --cpu-range"),

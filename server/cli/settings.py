@@ -90,6 +90,7 @@ def settle(settings: Settings) -> None:
         raise ConfigError(f"{settings.setting('hf-file').where} needs --hf-repo OWNER/REPO, which has the file")
     _settle_load_mode(settings)
     _settle_slots(settings)
+    _settle_disk(settings)
     _settle_devices(settings)
     _settle_sampling(settings)
     key_file, cert_file = settings["ssl-key-file"], settings["ssl-cert-file"]
@@ -158,6 +159,19 @@ def _settle_batch(settings: Settings) -> None:
     else:
         where, batch = settings.setting("ubatch-size").where, settings.setting("batch-size").where
         raise ConfigError(f"{where} is {n_ubatch}, more than {batch} {n_batch}; lower the first or raise the second")
+
+
+def _settle_disk(settings: Settings) -> None:
+    if settings["cache-disk"] is None:
+        if settings.given("cache-disk-limit"):
+            where = settings.setting("cache-disk-limit").where
+            settings.warnings.append(f"{where} has no effect without --cache-disk DIR")
+    elif settings["cache-ram"] == 0:
+        where, ram = settings.setting("cache-disk").where, settings.setting("cache-ram").where
+        raise ConfigError(
+            f"{where} needs host memory, through which everything comes from disk, and {ram} is 0; give --cache-ram a "
+            f"size that holds the longest prompts, or leave --cache-disk out"
+        )
 
 
 def _settle_devices(settings: Settings) -> None:

@@ -30,6 +30,7 @@ class Admission:
         self.n_follower_waits = 0
         self.n_uncuttable = 0
         self.n_tokens_host = 0
+        self.n_tokens_disk = 0
 
     def choose(self, run: Run) -> Slot | None:
         """An idle slot for the run: the one it names, else the one that left most of its prompt behind, else the one
@@ -60,6 +61,7 @@ class Admission:
         """Give the slot to the run. It reads at once, or waits for a slot that is reading the same tokens."""
         slot.run = run
         slot.sequence = None
+        slot.left = []
         following = self._leader_of(run)
         if following is None:
             self.begin_reading(slot)
@@ -107,6 +109,7 @@ class Admission:
 
     def _count(self, opened: Opened) -> None:
         self.n_tokens_host += opened.n_host
+        self.n_tokens_disk += opened.n_disk
         self.n_uncuttable += opened.uncuttable
 
     def _leader_of(self, run: Run) -> Following | None:

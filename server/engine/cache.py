@@ -1,8 +1,10 @@
-"""The cache as one resource: every sequence that holds cells, running or finished, and the states in host memory.
+"""The cache as one resource: every sequence that holds cells, running or finished, and the states in host memory and
+on disk.
 
 A job asks for a sequence that holds as much of its prompt as can be had (`open`); a finished job leaves its sequence
 behind (`retain`) until cells or sequence ids run short. What loses its cells goes to host memory while the budget
-allows and comes back when that is quicker than reading the prompt again.
+allows and comes back when that is quicker than reading the prompt again. Disk is behind host memory: what goes to the
+one is written to the other, and what comes from disk comes by way of host memory (`disk_tier.py`, `recall.py`).
 
 Cells are shared where the cache is unified and its states can be cut: a prefix costs nothing to have twice. Otherwise
 (separate streams, recurrent states, sliding windows) a sequence is taken over, copied or restored as a whole.
@@ -10,11 +12,13 @@ Cells are shared where the cache is unified and its states can be cut: a prefix 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from server.engine.backend import Backend
+from server.engine.backend import Backend, State
 from server.engine.cells import CellLedger
+from server.engine.disk_tier import DiskTier
 from server.engine.host_tier import Entry, HostTier, Part
 from server.engine.prefix import PrefixTree
 
@@ -40,6 +44,7 @@ class CachedSequence:
     tokens: list[int] = field(default_factory=list)
     live: bool = True
     last_used: int = 0
+    n_offered: int = 0  # so many tokens of it were offered to disk
 
     @property
     def is_gone(self) -> bool:
@@ -48,10 +53,11 @@ class CachedSequence:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """`sequence.tokens` are the first tokens of the job; of them `n_host` came from host memory."""
+    """`sequence.tokens` are the first tokens of the job; `n_host` of them came from host memory, `n_disk` from disk."""
 
     sequence: CachedSequence
     n_host: int = 0
+    n_disk: int = 0
     uncuttable: bool = False  # more of the prompt was there, in a state that could not be cut
 
 
@@ -70,11 +76,17 @@ class Cache:
     `clock` returns seconds, monotone."""
 
     def __init__(
-        self, backend: Backend, host: HostTier, prefill_tokens_per_s: Callable[[], float], clock: Callable[[], float]
+        self,
+        backend: Backend,
+        host: HostTier,
+        prefill_tokens_per_s: Callable[[], float],
+        clock: Callable[[], float],
+        disk: DiskTier | None = None,
     ) -> None:
         facts = backend.facts
         self._backend = backend
         self.host = host
+        self.disk = disk
         self._prefill_tokens_per_s = prefill_tokens_per_s
         self._now = clock
         self._can_cut = facts.can_cut
@@ -88,18 +100,23 @@ class Cache:
         self._cells = CellLedger()
         self._uses = 0
         self._restore_bytes_per_s = 0.0
+        self._n_from_disk = 0  # tokens, of those restored
         self.counts = CacheCounts()
 
     # ── what a job does ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def reach(self, tokens: Sequence[int]) -> int:
         """Upper bound of how many of the tokens `open` can give at once: those in cells and those in host memory."""
-        self._note_growth()
-        match = self._tree.match(tokens)
-        held = match.n_tokens if match is not None else 0
+        held = self.held(tokens)
         if self._shares_cells:
             return self.host.covered(tokens, held)
         return max(held, self.host.covered(tokens, 0))
+
+    def held(self, tokens: Sequence[int]) -> int:
+        """How many of the tokens are in cells."""
+        self._note_growth()
+        match = self._tree.match(tokens)
+        return match.n_tokens if match is not None else 0
 
     def holder(self, tokens: Sequence[int]) -> tuple[CachedSequence, int] | None:
         """A finished sequence that holds the longest prefix, and its length."""
@@ -118,7 +135,7 @@ class Cache:
             return Opened(self._new_sequence())
         sequence, tried = self._from_cells(prompt, sibling)
         held = len(sequence.tokens) if sequence is not None else 0
-        n_host = 0
+        n_host = self._n_from_disk = 0
         if self.host.limit_bytes:
             if self._shares_cells:
                 sequence = sequence or self._new_sequence()
@@ -131,7 +148,10 @@ class Cache:
                     sequence = self._new_sequence()
                     n_host = part.end if self._restore(sequence, part) else 0
         sequence = sequence or self._new_sequence()
-        return Opened(sequence, n_host, uncuttable=not self._can_cut and tried > len(sequence.tokens))
+        if self.disk is not None:
+            self.disk.note_use(prompt)
+        n_disk = self._n_from_disk
+        return Opened(sequence, n_host - n_disk, n_disk, uncuttable=not self._can_cut and tried > len(sequence.tokens))
 
     def append(self, sequence: CachedSequence, tokens: list[int]) -> None:
         """They were decoded."""
@@ -161,6 +181,66 @@ class Cache:
     def save(self, sequence: CachedSequence) -> None:
         """Keep a copy of the state in host memory, if it is worth it."""
         self._save(sequence)
+
+    def save_next(self) -> bool:
+        """For disk: keep a copy of what the finished sequence used last holds. False: all have been offered."""
+        unsaved = self._unsaved()
+        if unsaved:
+            self._offer(max(unsaved, key=lambda s: s.last_used))
+        return bool(unsaved)
+
+    @property
+    def has_unsaved(self) -> bool:
+        return self.disk is not None and bool(self._unsaved())
+
+    def save_all(self, deadline: float) -> None:
+        """For a restart: to disk with all that finished sequences hold, and then with the rest of host memory, the last
+        used first, until `deadline` by the clock."""
+        if self.disk is None:
+            return
+        for sequence in sorted(self._unsaved(), key=lambda s: -s.last_used):
+            if self._now() >= deadline:
+                return
+            self._offer(sequence)
+            self.disk.flush(deadline, most=1)
+        self.disk.flush(deadline)
+
+    def _unsaved(self) -> list[CachedSequence]:
+        return [s for s in self._sequences.values() if not s.live and s.n_offered != len(s.tokens)]
+
+    def _offer(self, sequence: CachedSequence) -> None:
+        sequence.n_offered = len(sequence.tokens)
+        self._save(sequence, alone=True)
+
+    def finished(self, tokens: list[int]) -> CachedSequence:
+        """A finished sequence that holds just these tokens, or the first of them that can be had."""
+        if self._shares_cells:
+            self._note_growth()
+            n_tokens, holders = next(reversed(self._tree.matches(tokens)), (0, []))
+            holder = next((s for s in map(self._sequences.__getitem__, holders) if n_tokens == len(tokens)), None)
+            if holder is not None and len(holder.tokens) > n_tokens and self._has_other_place(holder):
+                sequence = self._copy(holder, n_tokens)  # it goes on with more, and is to keep that
+                if sequence is not None:
+                    self.retain(sequence)
+                    return sequence
+        sequence = self.open([*tokens, tokens[-1]], reuse=True).sequence
+        self.retain(sequence)
+        return sequence
+
+    def state_of(self, sequence: CachedSequence) -> State | None:
+        """All that it holds, however much that is. None: llama.cpp gave nothing."""
+        return self._backend.save(sequence.id, 0, sys.maxsize) if self._is_true(sequence) else None
+
+    def adopt(self, tokens: list[int], state: State) -> CachedSequence | None:
+        """A finished sequence that holds these tokens. None: there is no room, or llama.cpp did not take the state."""
+        if not self._free and not self._retained():
+            return None
+        sequence = self._new_sequence()
+        if not (self._has_cells(len(tokens)) and self._put(sequence, tokens, state, 0, len(tokens))):
+            self._let_go(sequence)
+            return None
+        self.retain(sequence)
+        return sequence
 
     # ── room ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -298,35 +378,46 @@ class Cache:
 
     def _restore(self, sequence: CachedSequence, part: Part) -> bool:
         entry = part.entry
-        n_cells = entry.end - entry.start
+        if not self._has_cells(entry.end - entry.start) or not self._backend.is_settled(sequence.id):
+            return False
+        if not entry.intact() or not self._put(sequence, entry.tokens, entry.data, part.start, part.end):
+            self.counts.refused += 1
+            self.host.drop(entry)
+            return False
+        entry.pinned = False  # the job that left it is back, or another made use of it
+        if entry.from_disk:
+            entry.from_disk = False
+            self._n_from_disk += part.end - part.start
+        return True
+
+    def _has_cells(self, n_cells: int) -> bool:
+        """Make room for so many, if need be."""
         if self._unified:
             while self._cells.n_used + n_cells > self._n_ctx:
                 if not self.drop_one():
                     return False
-        if not self._backend.is_settled(sequence.id):
-            return False
-        if not entry.intact():
-            self.counts.refused += 1
-            self.host.drop(entry)
-            return False
+        return True
+
+    def _put(self, sequence: CachedSequence, tokens: list[int], state: State, start: int, end: int) -> bool:
+        """Give the sequence, which holds `start` tokens, those up to `end`."""
         began = self._now()
-        if not self._backend.restore(sequence.id, entry.data, part.start, part.end):
-            self.counts.refused += 1
-            self.host.drop(entry)
+        if not self._backend.restore(sequence.id, state, start, end):
             return False
-        self._measure(entry.data.nbytes, self._now() - began)
-        self._cells.add(sequence.id, part.end - part.start)
-        sequence.tokens += entry.tokens[part.start : part.end]
-        entry.pinned = False  # the job that left it is back, or another made use of it
+        self._measure(state.nbytes, self._now() - began)
+        self._cells.add(sequence.id, end - start)
+        sequence.tokens += tokens[start:end]
         return True
 
     def _pays(self, parts: list[Part], n_tokens: int) -> bool:
-        """Is bringing the parts back quicker than reading the tokens? Yes, as long as either speed is unknown."""
+        return self.pays(sum(part.entry.data.nbytes for part in parts), n_tokens)
+
+    def pays(self, n_bytes: int, n_tokens: int, more_s: float = 0.0) -> bool:
+        """Is bringing back a state quicker than reading its tokens, where it takes `more_s` beside the restoring? Yes,
+        as long as either speed is unknown."""
         speed = self._prefill_tokens_per_s()
         if not speed or not self._restore_bytes_per_s:
             return True
-        n_bytes = sum(part.entry.data.nbytes for part in parts)
-        return n_bytes / self._restore_bytes_per_s <= n_tokens / speed
+        return n_bytes / self._restore_bytes_per_s + more_s <= n_tokens / speed
 
     def _measure(self, n_bytes: int, seconds: float) -> None:
         if seconds > 0:
@@ -336,13 +427,14 @@ class Cache:
 
     # ── to host memory ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _save(self, sequence: CachedSequence, *, pinned: bool = False) -> Entry | None:
-        """The new entry, if one was needed and there was room."""
+    def _save(self, sequence: CachedSequence, *, pinned: bool = False, alone: bool = False) -> Entry | None:
+        """The new entry, if one was needed and there was room. `alone`: whatever other sequences hold as well, which
+        may not be there when it is needed."""
         tokens, host = sequence.tokens, self.host
         if not host.limit_bytes or not tokens or not self._is_true(sequence):
             return None
         if self._shares_cells:
-            start = held = host.covered(tokens, self._held_by_others(sequence))
+            start = held = host.covered(tokens, 0 if alone else self._held_by_others(sequence))
         else:
             start = 0
             whole = host.whole(tokens)
@@ -357,6 +449,8 @@ class Cache:
             return None
         entry = host.keep(list(tokens), start, state, pinned=pinned)
         self.counts.saved += entry is not None
+        if entry is not None and not pinned and self.disk is not None:
+            self.disk.keep(entry)
         return entry
 
     def _held_by_others(self, sequence: CachedSequence) -> int:

@@ -18,6 +18,7 @@ from typing import Self
 
 from server.engine.backlog import Backlog, Load
 from server.engine.messages import (
+    ActOnSlot,
     CallFailed,
     Cancel,
     Constraint,
@@ -39,6 +40,10 @@ from server.engine.messages import (
     Prepared,
     Question,
     Ready,
+    SlotAction,
+    SlotDone,
+    SlotRefusal,
+    SlotRefused,
     Snapshot,
     Span,
     Started,
@@ -49,7 +54,7 @@ from server.engine.messages import (
     Tokens,
 )
 from server.engine.wire import decode_events, encode_frame, read_frame
-from server.errors import InvalidRequest, Unavailable
+from server.errors import Conflict, EngineFailure, InvalidRequest, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -222,7 +227,22 @@ class EngineClient:
         assert isinstance(answer, Prepared)
         return answer
 
-    async def _call(self, question: Question) -> Event:
+    async def act_on_slot(self, slot: int, action: SlotAction, filename: str = "") -> SlotDone:
+        """Save, restore or erase what a slot holds. Raises Unavailable, InvalidRequest, Conflict for a slot at work,
+        and EngineFailure where it cannot be done."""
+        answer = await self._call(ActOnSlot(next(self._call_ids), slot, action, filename))
+        if isinstance(answer, SlotRefused):
+            match answer.reason:
+                case SlotRefusal.BUSY:
+                    raise Conflict(answer.message)
+                case SlotRefusal.INVALID:
+                    raise InvalidRequest(answer.message, param=answer.param)
+                case SlotRefusal.FAILED:
+                    raise EngineFailure(answer.message)
+        assert isinstance(answer, SlotDone)
+        return answer
+
+    async def _call(self, question: Question | ActOnSlot) -> Event:
         writer = self._ready_writer()
         future: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
         self._calls[question.call_id] = future
@@ -278,10 +298,10 @@ class EngineClient:
         """Refuse new jobs and questions from now on; what is open goes on."""
         self.status = dataclasses.replace(self._status, state=EngineState.STOPPING, progress=None)
 
-    def ask_to_stop(self) -> None:
-        """Ask the engine process to end, if there is one."""
+    def ask_to_stop(self, save_s: float = 0.0) -> None:
+        """Ask the engine process to end, if there is one; it may take `save_s` seconds to save what is in memory."""
         if self._writer is not None:
-            self._writer.write(encode_frame([Stop()]))
+            self._writer.write(encode_frame([Stop(save_s)]))
 
     def _ready_writer(self) -> asyncio.StreamWriter:
         if self._status.state is not EngineState.READY or self._writer is None:
@@ -334,7 +354,15 @@ class EngineClient:
                     self.status = EngineStatus(EngineState.READY, restarts=self._status.restarts)
             case LoadFailed(message):
                 self.load_failure = message
-            case Tokens(call_id) | Detokenized(call_id) | Pieces(call_id) | Prepared(call_id) | CallFailed(call_id):
+            case (
+                Tokens(call_id)
+                | Detokenized(call_id)
+                | Pieces(call_id)
+                | Prepared(call_id)
+                | CallFailed(call_id)
+                | SlotDone(call_id)
+                | SlotRefused(call_id)
+            ):
                 future = self._calls.get(call_id)
                 if future is not None and not future.done():
                     future.set_result(event)

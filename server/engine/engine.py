@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from server.engine.admission import Admission
 from server.engine.backend import Backend, DecodeStatus, Logits, Piece
 from server.engine.cache import IDLE_CELLS_CPU, IDLE_SHARE_GPU, Cache, CachedSequence
+from server.engine.disk_tier import DiskStore, DiskTier
 from server.engine.divergence import find_divergence
 from server.engine.host_tier import HostTier
 from server.engine.messages import (
@@ -28,6 +29,8 @@ from server.engine.messages import (
 )
 from server.engine.options import SchedulerOptions
 from server.engine.queue import Answer, WaitingQueue
+from server.engine.recall import Recall
+from server.engine.resting import RestingSlots
 from server.engine.run import Run
 from server.engine.scheduler import Reader, StepClock, plan_step
 from server.engine.slots import Slot
@@ -39,10 +42,14 @@ MAX_FAILED_STEPS = 3
 
 class Engine:
     """Owns the slots and the queue. `backend` must be used by nobody else. Every submitted job ends in exactly one
-    Finished or Failed event. `clock` returns seconds, monotone."""
+    Finished or Failed event. `clock` returns seconds, monotone. `disk`: where states outlive the process."""
 
     def __init__(
-        self, backend: Backend, options: SchedulerOptions, clock: Callable[[], float] = time.perf_counter
+        self,
+        backend: Backend,
+        options: SchedulerOptions,
+        clock: Callable[[], float] = time.perf_counter,
+        disk: DiskStore | None = None,
     ) -> None:
         facts = backend.facts
         self._backend = backend
@@ -50,7 +57,14 @@ class Engine:
         self._now = clock
         self._slots = [Slot(i, facts.n_ctx_seq) for i in range(facts.n_slots)]
         self._clock = StepClock(options.max_stall_ms, facts.n_batch, facts.n_ubatch)
-        self.cache = Cache(backend, HostTier(options.cache_ram_bytes), lambda: self._clock.prefill_tokens_per_s, clock)
+        host = HostTier(options.cache_ram_bytes)
+        self._disk = DiskTier(disk, host, can_cut=facts.can_cut, clock=clock) if disk is not None else None
+        self.cache = Cache(backend, host, lambda: self._clock.prefill_tokens_per_s, clock, self._disk)
+        shares_cells = facts.kv_unified and facts.can_cut
+        self._recall = (
+            Recall(self.cache, self._disk, shares_cells=shares_cells, can_cut=facts.can_cut) if self._disk else None
+        )
+        self.resting = RestingSlots(self._slots, self.cache)
         self._admission = Admission(self._slots, self.cache, backend, options.slot_prompt_similarity)
         self._idle_cells = self._cells_for_idle(options)
         self._waiting = WaitingQueue()
@@ -93,7 +107,10 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._outbox or self._waiting) or any(slot.run is not None for slot in self._slots)
+        """A step would do something. Not while all there is waits for the disk: its threads wake the process up."""
+        if self._outbox or any(slot.run is not None for slot in self._slots):
+            return True
+        return any(not run.waits_for_disk for run in self._waiting) or self.cache.has_unsaved
 
     def step(self) -> list[JobEvent]:
         """Run one batch, if there is anything to run, and return what happened since the last step. A step in which
@@ -102,6 +119,8 @@ class Engine:
         Raises EngineFailure when llama.cpp fails again and again; the process should then end.
         """
         self._step += 1
+        if self._disk is not None:
+            self._disk.tend()
         for slot in self._slots:
             if slot.state is SlotState.WAITING:
                 self._admission.resume(slot)
@@ -113,11 +132,24 @@ class Engine:
         # A prompt's first batch may take seconds: that the job has started is told before it.
         if pieces and not self._announced:
             self._run_batch(pieces)
+        elif not pieces and self._disk is not None:
+            self.cache.save_next()
+            self._disk.tend()
         events, self._outbox = self._outbox, []
         return events
 
+    def close(self, save_s: float = 0.0) -> None:
+        """End all jobs; for up to `save_s` seconds save to disk what is only in memory."""
+        deadline = self._now() + save_s
+        running = [slot.run.job.id for slot in self._slots if slot.run is not None]
+        for job_id in [*running, *(run.job.id for run in self._waiting)]:
+            self.cancel(job_id)
+        if self._disk is not None:
+            self.cache.save_all(deadline)
+            self._disk.close()
+
     def snapshot(self) -> Snapshot:
-        facts, cache, admission = self._backend.facts, self.cache, self._admission
+        facts, cache, admission, disk = self._backend.facts, self.cache, self._admission, self._disk
         self._counts |= {
             "evicted": cache.counts.evicted,
             "cache_mismatches": cache.counts.mismatches,
@@ -125,8 +157,15 @@ class Engine:
             "states_refused": cache.counts.refused,
             "follower_waits": admission.n_follower_waits,
             "cached_tokens_host": admission.n_tokens_host,
+            "cached_tokens_disk": admission.n_tokens_disk,
             "rereads_uncuttable": admission.n_uncuttable,
         }
+        if disk is not None:
+            self._counts |= {
+                "disk_written": disk.counts.written,
+                "disk_refused": disk.counts.refused,
+                "disk_failed": disk.counts.failed,
+            }
         return Snapshot(
             slots=[slot.view() for slot in self._slots],
             n_waiting=len(self._waiting),
@@ -141,6 +180,10 @@ class Engine:
             host_cache_bytes=cache.host.n_bytes,
             host_cache_limit_bytes=cache.host.limit_bytes,
             host_cache_entries=len(cache.host),
+            disk_cache_bytes=disk.n_bytes if disk is not None else 0,
+            disk_cache_limit_bytes=disk.limit_bytes if disk is not None else 0,
+            disk_cache_entries=len(disk) if disk is not None else 0,
+            disk_cache_pending=disk is not None and not disk.has_caught_up,
         )
 
     def _cells_for_idle(self, options: SchedulerOptions) -> int | None:
@@ -163,6 +206,8 @@ class Engine:
         """Give a waiting run a slot, if there is one for it."""
         if run.preempted and not self._has_room_again(run):
             return Answer.STOP
+        if self._recall is not None and self._recall.awaits(run):
+            return Answer.NEXT
         slot = self._admission.choose(run)
         if slot is None:
             # Where it waits for one slot, those behind it need not.
@@ -373,6 +418,7 @@ class Engine:
         """The slot is free; what its run has read stays for others, unless it is not to be kept."""
         if slot.sequence is not None:
             if keep:
+                slot.left = list(slot.tokens)
                 self.cache.retain(slot.sequence)
             else:
                 self.cache.discard(slot.sequence)

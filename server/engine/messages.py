@@ -161,12 +161,30 @@ class Prepare(Message, frozen=True):
     constraint: Constraint
 
 
+class SlotAction(StrEnum):
+    SAVE = "save"
+    RESTORE = "restore"
+    ERASE = "erase"
+
+
+class ActOnSlot(Message, frozen=True):
+    """`filename`: in the folder of --slot-save-path; empty for ERASE."""
+
+    call_id: int
+    slot: int
+    action: SlotAction
+    filename: str = ""
+
+
 class Stop(Message, frozen=True):
-    """End the engine process now; running jobs are failed by the client side."""
+    """End the engine process; running jobs are failed by the client side. Before, for up to `save_s` seconds, what is
+    only in memory goes to disk, where there is a folder for it."""
+
+    save_s: float = 0.0
 
 
 Question = Tokenize | Detokenize | TokenPieces | Prepare
-Command = Submit | Cancel | Question | Stop
+Command = Submit | Cancel | Question | ActOnSlot | Stop
 
 
 # ── events ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -301,6 +319,28 @@ class CallFailed(Message, frozen=True):
     message: str
 
 
+class SlotDone(Message, frozen=True):
+    """Answer to ActOnSlot. `n_bytes`: of the file."""
+
+    call_id: int
+    n_tokens: int
+    n_bytes: int = 0
+    ms: float = 0.0
+
+
+class SlotRefusal(StrEnum):
+    INVALID = "invalid"  # the request is at fault
+    BUSY = "busy"  # the slot is at work
+    FAILED = "failed"
+
+
+class SlotRefused(Message, frozen=True):
+    call_id: int
+    reason: SlotRefusal
+    message: str
+    param: str | None = None  # the request field at fault
+
+
 class Loading(Message, frozen=True):
     progress: float  # 0..1
     phase: str  # "loading the model", "creating the context", "warming up"
@@ -358,6 +398,8 @@ class ModelFacts(msgspec.Struct, frozen=True):
     build_info: str  # "b<number>-<commit>"; also system_fingerprint
     warnings: list[str] = []
     n_sequences: int = 0  # that the cache can hold, running or retained; 0: one a slot
+    cache_type_k: str = "f16"
+    cache_type_v: str = "f16"
     can_cut: bool = True  # a sequence can lose its last tokens; False: recurrent, hybrid or sliding-window memory
     pipelined: bool = False  # several GPUs work on several micro-batches at once
     n_cpu_moe: int = 0
@@ -413,11 +455,15 @@ class Counters(msgspec.Struct, frozen=True, omit_defaults=True):
     swapped: int = 0  # of those preempted, the ones whose state went to host memory
     evicted: int = 0  # finished sequences that lost their cells
     cached_tokens_host: int = 0  # of prompt_cached_tokens, those that came from host memory
+    cached_tokens_disk: int = 0  # those that came from disk
     follower_waits: int = 0  # jobs that waited for another to read the prompt they share
     rereads_uncuttable: int = 0  # prompts read again because a state could not be cut where they part
     cache_mismatches: int = 0  # sequences dropped because the memory disagreed with the tokens noted
     states_saved: int = 0  # to host memory
     states_refused: int = 0  # damaged, or llama.cpp would not take them back
+    disk_written: int = 0  # states written to disk
+    disk_refused: int = 0  # files that were damaged
+    disk_failed: int = 0  # files that could not be written or read
     n_tokens_max: int = 0  # largest number of tokens one sequence held
 
 
@@ -437,6 +483,10 @@ class Snapshot(Message, frozen=True):
     host_cache_bytes: int = 0
     host_cache_limit_bytes: int = 0
     host_cache_entries: int = 0
+    disk_cache_bytes: int = 0
+    disk_cache_limit_bytes: int = 0
+    disk_cache_entries: int = 0  # of this model and these settings
+    disk_cache_pending: bool = False  # some of host memory is still to be written
 
 
 class Heartbeat(Message, frozen=True):
@@ -457,6 +507,8 @@ Event = (
     | Pieces
     | Prepared
     | CallFailed
+    | SlotDone
+    | SlotRefused
     | Loading
     | Planned
     | Ready

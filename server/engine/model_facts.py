@@ -45,6 +45,8 @@ def read_facts(
         n_slots=options.n_slots,
         # the last sequence of a unified cache is for moving states in and out
         n_sequences=max(options.n_slots, int(bindings.llama_n_seq_max(context)) - 1) if options.kv_unified else 0,
+        cache_type_k=options.cache_type_k,
+        cache_type_v=options.cache_type_v,
         can_cut=can_cut,
         n_batch=int(bindings.llama_n_batch(context)),
         n_ubatch=int(bindings.llama_n_ubatch(context)),

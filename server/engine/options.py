@@ -73,10 +73,19 @@ class SchedulerOptions(msgspec.Struct, frozen=True):
     cache_idle_slots: bool = True  # finished sequences leave the cells to those that run
 
 
+class DiskOptions(msgspec.Struct, frozen=True):
+    """Where states are kept in files. An empty folder name: not at all."""
+
+    cache_folder: str = ""  # of prefixes, for the next start
+    cache_limit_bytes: int = 50 << 30
+    slot_folder: str = ""  # of slots that clients save
+
+
 class EngineOptions(msgspec.Struct, frozen=True):
     model: ModelOptions
     scheduler: SchedulerOptions = SchedulerOptions()
     fit: FitOptions = FitOptions()
+    disk: DiskOptions = DiskOptions()
     log_level: str = "warn"  # native log lines below it are dropped: error, warn, info, debug
 
 

@@ -19,10 +19,16 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 
 from server.engine.backend import Backend
+from server.engine.background import Worker
+from server.engine.disk_folder import DiskFolder
+from server.engine.disk_tier import DiskStore
 from server.engine.engine import Engine
+from server.engine.identity import identity_of
 from server.engine.messages import (
+    ActOnSlot,
     CallFailed,
     Cancel,
     Command,
@@ -37,6 +43,8 @@ from server.engine.messages import (
     Prepared,
     Question,
     Ready,
+    SlotRefusal,
+    SlotRefused,
     Stop,
     Submit,
     Tokenize,
@@ -44,8 +52,9 @@ from server.engine.messages import (
     Tokens,
 )
 from server.engine.options import EngineOptions
+from server.engine.slot_files import SlotFiles
 from server.engine.wire import EngineSocket
-from server.errors import InvalidRequest, StartError
+from server.errors import InvalidRequest, ModelFileError, StartError
 
 HEARTBEAT_S = 1.0
 SNAPSHOT_S = 0.1
@@ -65,11 +74,12 @@ class EngineProcess:
         self._socket = EngineSocket(sock)
         self._load = load
         self._leave = leave
-        self._inbox: queue.SimpleQueue[tuple[float, Command]] = queue.SimpleQueue()  # with the time of arrival
+        self._inbox: queue.SimpleQueue[tuple[float, Command | None]] = queue.SimpleQueue()  # with the time of arrival
         # Megabytes of text take seconds to tokenise; meanwhile other questions, cancels and heartbeats must pass.
         self._vocabulary_threads = ThreadPoolExecutor(VOCABULARY_THREADS, thread_name_prefix="engine-vocabulary")
         self._constraint_thread = ThreadPoolExecutor(1, thread_name_prefix="engine-constraint")
         self._backend: Backend | None = None
+        self._slot_files: SlotFiles | None = None
         self._step_began: float | None = None
         self._n_steps = 0
         self._snapshot_sent = 0.0
@@ -80,27 +90,57 @@ class EngineProcess:
         threading.Thread(target=self._read_commands, name="engine-input", daemon=True).start()
         began = time.monotonic()
         try:
+            folder = DiskFolder.open(Path(options.disk.cache_folder)) if options.disk.cache_folder else None
             backend = self._load(options, self._tell_progress)
             if options.model.warmup:
                 self._tell_progress("warming up", 1.0)
                 backend.warm_up()
+            engine = self._build(options, backend, folder)
         except StartError as error:
             self._socket.send([LoadFailed(error.message)])
             return 1
         self._backend = backend
-        engine = Engine(backend, options.scheduler)
         load_ms = (time.monotonic() - began) * 1e3
         self._socket.send([Ready(backend.facts, load_ms), engine.snapshot()])
         self._constraint_thread.submit(backend.warm_up_constraints)
-        self._serve(engine)
+        engine.close(self._serve(engine))
+        if self._slot_files is not None:
+            self._slot_files.close()
         for threads in (self._vocabulary_threads, self._constraint_thread):
             threads.shutdown(cancel_futures=True)
         backend.close()
         return 0
 
+    def _build(self, options: EngineOptions, backend: Backend, folder: DiskFolder | None) -> Engine:
+        """Raises ModelFileError and ConfigError."""
+        disk = options.disk
+        if folder is None and not disk.slot_folder:
+            return Engine(backend, options.scheduler)
+        try:
+            identity = identity_of(options.model, backend.facts)
+        except OSError as error:
+            raise ModelFileError(f"cannot read '{options.model.path}': {error.strerror or error}") from None
+        store = None
+        if folder is not None:
+            writer, reader = (Worker(f"engine-disk-{what}", self._wake) for what in ("write", "read"))
+            store = DiskStore(folder, identity, disk.cache_limit_bytes, writer, reader)
+        engine = Engine(backend, options.scheduler, disk=store)
+        if disk.slot_folder:
+            worker = Worker("engine-slot-files", self._wake)
+            tell = self._socket.send
+            self._slot_files = SlotFiles(
+                engine.resting, Path(disk.slot_folder), identity, worker, lambda answer: tell([answer])
+            )
+        return engine
+
+    def _wake(self) -> None:
+        """From any thread: there is something for the main one to collect."""
+        self._inbox.put((time.perf_counter(), None))
+
     # ── main thread ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _serve(self, engine: Engine) -> None:
+    def _serve(self, engine: Engine) -> float:
+        """Until Stop: how many seconds may be spent on saving."""
         while True:
             for arrived_at, command in self._commands(wait=not engine.has_work):
                 self._step_began = time.monotonic()
@@ -109,8 +149,12 @@ class EngineProcess:
                         engine.submit(job, arrived_at)
                     case Cancel(job_id):
                         engine.cancel(job_id)
-                    case Stop():
-                        return
+                    case ActOnSlot():
+                        self._act_on_slot(command)
+                    case Stop(save_s):
+                        return save_s
+            if self._slot_files is not None:
+                self._slot_files.collect()
             self._step_began = time.monotonic()
             events: list[Event] = list(engine.step())
             self._step_began = None
@@ -122,7 +166,14 @@ class EngineProcess:
             if events:
                 self._socket.send(events)
 
-    def _commands(self, *, wait: bool) -> list[tuple[float, Command]]:
+    def _act_on_slot(self, wish: ActOnSlot) -> None:
+        if self._slot_files is None:
+            answer = SlotRefused(wish.call_id, SlotRefusal.INVALID, "there is no folder for slots (--slot-save-path)")
+            self._socket.send([answer])
+        else:
+            self._slot_files.act(wish)
+
+    def _commands(self, *, wait: bool) -> list[tuple[float, Command | None]]:
         commands = [self._inbox.get()] if wait else []
         while True:
             try:

@@ -37,10 +37,11 @@ class _Lane:
     runs: dict[int, Run] = field(default_factory=dict)
 
     def offers(self) -> Iterator[Run]:
-        """The first run that any slot will do for, and those before it that want a slot of their own."""
+        """The first run that any slot will do for, and those before it that want a slot of their own or wait for their
+        state to come from disk."""
         for run in self.runs.values():
             yield run
-            if run.job.slot is None:
+            if run.job.slot is None and not run.waits_for_disk:
                 return
 
 

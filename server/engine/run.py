@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from server.engine.backend import Backend, Sampler
 from server.engine.block_limit import BlockCounter
+from server.engine.disk_tier import DiskEntry
 from server.engine.host_tier import Entry
 from server.engine.messages import (
     Divergence,
@@ -39,6 +40,7 @@ class Run:
     preempted: bool = False
     divergence: Divergence | None = None
     swapped: Entry | None = None  # its state while it waits to come back
+    reads: list[DiskEntry] | None = None  # what was asked from disk for it; None: it was not looked up yet
     checkpoint: int = 0  # tokens after which the state is worth keeping, where it cannot be cut later; 0: nowhere
     started_at: float | None = None  # first batch
     prompt_done_at: float | None = None
@@ -50,6 +52,10 @@ class Run:
     def of(cls, job: Job, now: float) -> Run:
         block = None if job.block_limit is None else BlockCounter(job.block_limit)
         return cls(job, now, list(job.tokens), TextStream(job.stop), block)
+
+    @property
+    def waits_for_disk(self) -> bool:
+        return any(entry.reading for entry in self.reads or ())
 
     @property
     def n_prompt(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from server.engine.cache import CachedSequence
 from server.engine.messages import SlotState, SlotView
@@ -29,6 +29,7 @@ class Slot:
     run: Run | None = None
     following: Following | None = None
     last_used: int = 0  # step number
+    left: list[int] = field(default_factory=list)  # what the last run has left, wherever it is now
 
     @property
     def tokens(self) -> list[int]:

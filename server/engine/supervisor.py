@@ -54,6 +54,7 @@ class Supervisor:
         self._command = tuple(command)
         self._process: asyncio.subprocess.Process | None = None
         self._stop_asked = asyncio.Event()
+        self._hurry = asyncio.Event()
         self._lines: deque[str] = deque(maxlen=N_LOG_LINES)
         self._killed_because = ""
         self._deaths_in_a_row = 0
@@ -92,21 +93,27 @@ class Supervisor:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop_asked.wait(), wait_s)
 
-    async def stop(self, *, grace_s: float = 2.0) -> None:
-        """End the engine process: asked first, killed when it does not go. Jobs that are open are failed."""
+    async def stop(self, *, grace_s: float = 2.0, save_s: float = 0.0) -> None:
+        """End the engine process: asked first, killed when it does not go. It may take `save_s` seconds more to save to
+        disk what is in memory, unless `hurry` is called. Jobs that are open are failed."""
         self._stop_asked.set()
         self._client.status = EngineStatus(EngineState.STOPPING, restarts=self._client.status.restarts)
         self._client.fail_all("the server is stopping", stopping=True)
         process = self._process
         if process is None:
             return
-        self._client.ask_to_stop()
-        try:
-            await asyncio.wait_for(process.wait(), grace_s)
-        except TimeoutError:
+        self._client.ask_to_stop(save_s)
+        ended, hurry = asyncio.ensure_future(process.wait()), asyncio.ensure_future(self._hurry.wait())
+        await asyncio.wait({ended, hurry}, timeout=grace_s + save_s, return_when=asyncio.FIRST_COMPLETED)
+        hurry.cancel()
+        if not ended.done():
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
-            await process.wait()
+            await ended
+
+    def hurry(self) -> None:
+        """Do not wait for anything to be saved."""
+        self._hurry.set()
 
     # ── one life ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

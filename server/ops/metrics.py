@@ -272,6 +272,22 @@ def _about_engine(
         "glmserve_host_cache_entries", "Number of these states.", snapshot.host_cache_entries if snapshot else 0
     )
     yield from _memory(facts)
+    yield _gauge(
+        "glmserve_disk_cache_bytes", "States on disk (--cache-disk).", snapshot.disk_cache_bytes if snapshot else 0
+    )
+    yield _gauge(
+        "glmserve_disk_cache_limit_bytes", "Limit of the above.", snapshot.disk_cache_limit_bytes if snapshot else 0
+    )
+    yield _gauge(
+        "glmserve_disk_cache_entries",
+        "States on disk that this model and its settings can use.",
+        snapshot.disk_cache_entries if snapshot else 0,
+    )
+    yield _gauge(
+        "glmserve_disk_cache_pending",
+        "1 while something in host memory is still to be written.",
+        float(snapshot.disk_cache_pending) if snapshot else 0.0,
+    )
     yield _gauge("glmserve_context_tokens", "Tokens one request may use.", facts.n_ctx_seq if facts else 0)
     yield _gauge("glmserve_step_seconds", "Length of the last step.", snapshot.step_ms / 1e3 if snapshot else 0.0)
     yield _gauge(
@@ -284,8 +300,10 @@ def _about_engine(
     yield _counter("glmserve_preemptions", "Jobs put back into the queue for room.", counters.preempted)
     yield _counter("glmserve_swaps", "Of these, jobs whose state went to host memory.", counters.swapped)
     hits = CounterMetricFamily("glmserve_cached_prompt_tokens", "Prompt tokens not read again.", labels=["tier"])
-    hits.add_metric(["cells"], counters.prompt_cached_tokens - counters.cached_tokens_host)
+    from_elsewhere = counters.cached_tokens_host + counters.cached_tokens_disk
+    hits.add_metric(["cells"], counters.prompt_cached_tokens - from_elsewhere)
     hits.add_metric(["host"], counters.cached_tokens_host)
+    hits.add_metric(["disk"], counters.cached_tokens_disk)
     yield hits
     yield _counter(
         "glmserve_follower_waits", "Jobs that waited for another to read what both need.", counters.follower_waits
@@ -302,6 +320,9 @@ def _about_engine(
     )
     yield _counter("glmserve_states_saved", "States copied to host memory.", counters.states_saved)
     yield _counter("glmserve_states_refused", "States that were damaged or not taken back.", counters.states_refused)
+    yield _counter("glmserve_disk_states_written", "States written to disk.", counters.disk_written)
+    yield _counter("glmserve_disk_states_refused", "Files on disk that were damaged.", counters.disk_refused)
+    yield _counter("glmserve_disk_failures", "Files that could not be written or read.", counters.disk_failed)
     yield _counter("glmserve_jobs_submitted", "Jobs the engine took.", counters.jobs_submitted)
     ended = CounterMetricFamily("glmserve_jobs_ended", "Jobs that ended, by how.", labels=["outcome"])
     ended.add_metric(["finished"], counters.jobs_finished)

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -22,13 +23,15 @@ from schemathesis.specs.openapi.checks import (
 
 from tests.support.http import listening, served
 from tests.support.scripted import ScriptedBackend
+from tests.support.tiny_gguf import write_tiny_gguf
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 
 
 @contextmanager
-def live_server() -> Iterator[str]:
+def live_server(folder: Path) -> Iterator[str]:
     """A server in a thread of its own, for clients that block."""
+    model = write_tiny_gguf(folder / "model.gguf")
     ready: threading.Event = threading.Event()
     found: dict[str, Any] = {}
 
@@ -36,7 +39,8 @@ def live_server() -> Iterator[str]:
         found["stop"] = asyncio.Event()
         found["loop"] = asyncio.get_running_loop()
         backend = ScriptedBackend(reply=lambda prompt: prompt[:20], n_ctx=256)
-        async with served(backend, props=True) as s, listening(s.app) as (base, _):
+        slots = served(backend, props=True, slot_actions=True, slot_folder=str(folder), model_path=str(model))
+        async with slots as s, listening(s.app) as (base, _):
             found["base"] = base
             ready.set()
             await found["stop"].wait()
@@ -52,8 +56,8 @@ def live_server() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def base() -> Iterator[str]:
-    with live_server() as url:
+def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with live_server(tmp_path_factory.mktemp("slots")) as url:
         yield url
 
 
@@ -71,6 +75,7 @@ CAN_BE_WRONG = [
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
     ("GET", "/slots"),
+    ("POST", "/slots/{id_slot}"),
 ]
 NEVER_WRONG = [
     ("POST", "/props"),

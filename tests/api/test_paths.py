@@ -70,7 +70,7 @@ async def test_a_wrong_method_names_the_right_ones(method: str, path: str, allow
 
 @pytest.mark.parametrize(
     "path",
-    ["/v1/embeddings", "/rerank", "/infill", "/v1/responses", "/v1/messages", "/lora-adapters", "/slots/0?action=save"],
+    ["/v1/embeddings", "/rerank", "/infill", "/v1/responses", "/v1/messages", "/lora-adapters"],
 )
 async def test_what_others_have_and_we_have_not(path: str) -> None:
     async with served() as s:

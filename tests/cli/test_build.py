@@ -46,6 +46,10 @@ TABLE: list[tuple[list[str], str, Any]] = [
     (["--no-cont-batching"], f"{SCHEDULER}.cont_batching", False),
     (["--slot-prompt-similarity", "0.5"], f"{SCHEDULER}.slot_prompt_similarity", 0.5),
     (["--cache-ram", "2"], f"{SCHEDULER}.cache_ram_bytes", 2 << 20),
+    (["--cache-disk", "/tmp"], "engine.disk.cache_folder", "/tmp"),
+    (["--cache-disk", "/tmp", "--cache-disk-limit", "1.5"], "engine.disk.cache_limit_bytes", 3 << 29),
+    (["--slot-save-path", "/tmp"], "engine.disk.slot_folder", "/tmp"),
+    (["--slot-save-path", "/tmp"], "http.slot_actions", True),
     (["--cache-ram", "-1"], f"{SCHEDULER}.cache_ram_bytes", sys.maxsize),
     (["--no-cache-idle-slots"], f"{SCHEDULER}.cache_idle_slots", False),
     (["--no-cache-prompt"], "http.generation.cache_prompt", False),
@@ -243,6 +247,11 @@ def test_a_file_without_keys_does_not_open_the_server(model: Path, tmp_path: Pat
 
 def test_keys_are_not_in_the_configs_text(model: Path) -> None:
     assert "sesame" not in repr(config_of(model, "--api-key", "sesame"))
+
+
+def test_the_folder_for_slots_must_be_there(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no folder that can be written; make it first"):
+        config_of(model, "--slot-save-path", str(tmp_path / "none"))
 
 
 def test_tls_files_must_open(model: Path, tmp_path: Path) -> None:

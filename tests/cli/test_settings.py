@@ -29,6 +29,13 @@ def test_slots_and_cache(arguments: list[str], slots: int, unified: bool, n_ctx:
     assert settings.warnings == []
 
 
+def test_the_disk_is_behind_host_memory() -> None:
+    assert "--cache-ram a size" in refusal("--cache-disk", "/tmp", "--cache-ram", "0")
+    assert settings_of("--cache-disk", "/tmp").warnings == []
+    (warning,) = settings_of("--cache-disk-limit", "5").warnings
+    assert warning == "--cache-disk-limit has no effect without --cache-disk DIR"
+
+
 @pytest.mark.parametrize(
     ("arguments", "mode", "words"),
     [

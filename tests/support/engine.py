@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from server.engine.client import EngineClient, EngineState
-from server.engine.options import EngineOptions, ModelOptions, SchedulerOptions
+from server.engine.options import DiskOptions, EngineOptions, ModelOptions, SchedulerOptions
 from server.engine.process import EngineProcess
 from server.engine.wire import Configure, encode_frame
 from tests.support.scripted import ScriptedBackend
@@ -17,7 +17,12 @@ from tests.support.scripted import ScriptedBackend
 
 @asynccontextmanager
 async def scripted_client(
-    backend: ScriptedBackend | None = None, scheduler: SchedulerOptions | None = None, *, n_owners: int = 1
+    backend: ScriptedBackend | None = None,
+    scheduler: SchedulerOptions | None = None,
+    *,
+    n_owners: int = 1,
+    model_path: str = "scripted",
+    disk: DiskOptions | None = None,
 ) -> AsyncIterator[EngineClient]:
     """A client whose engine is ready. When the block is left the engine has ended."""
     backend = backend if backend is not None else ScriptedBackend(reply=lambda prompt: f"You said {prompt}.")
@@ -28,7 +33,9 @@ async def scripted_client(
     thread.start()
     client = EngineClient(max_waiting=scheduler.max_waiting, n_owners=n_owners)
     reader, writer = await asyncio.open_connection(sock=ours)
-    writer.write(encode_frame(Configure(EngineOptions(ModelOptions("scripted"), scheduler))))
+    writer.write(
+        encode_frame(Configure(EngineOptions(ModelOptions(model_path), scheduler, disk=disk or DiskOptions())))
+    )
     listening = asyncio.create_task(client.listen(reader, writer))
     while client.status.state is not EngineState.READY:
         await client.changed()

@@ -20,7 +20,7 @@ from server.chat.options import ChatOptions
 from server.engine.backend import DecodeStatus, Piece
 from server.engine.client import EngineClient
 from server.engine.messages import Job, SamplingOptions, SlotState
-from server.engine.options import SchedulerOptions
+from server.engine.options import DiskOptions, SchedulerOptions
 from server.ops.metrics import Metrics
 from server.ops.record import RequestRecord
 from server.service import ChatService
@@ -155,16 +155,21 @@ async def served(
     scheduler: SchedulerOptions | None = None,
     chat: ChatOptions | None = None,
     model_path: str = "",
+    slot_folder: str = "",
     **options: Any,
 ) -> AsyncIterator[Served]:
-    """`options` are HttpOptions; the model is called "tiny" unless they say otherwise. The reply repeats the prompt."""
+    """`options` are HttpOptions; the model is called "tiny" unless they say otherwise. `slot_folder` needs the
+    `model_path` of a file that is there. The reply repeats the prompt."""
     if backend is None:
         backend = ScriptedBackend(reply=lambda prompt: f"<{prompt}>")
     if backend.chat_template is None:
         backend.chat_template = CONCAT
     http_options = HttpOptions(**{"model_names": ("tiny", "alias")} | options)
     names = [key.name for key in http_options.api_keys]
-    async with scripted_client(backend, scheduler, n_owners=max(1, len(names))) as engine:
+    disk = DiskOptions(slot_folder=slot_folder)
+    async with scripted_client(
+        backend, scheduler, n_owners=max(1, len(names)), model_path=model_path, disk=disk
+    ) as engine:
         metrics = WatchedMetrics(names)
         service = ChatService(engine, chat or ChatOptions())
         app = create_api(service, engine, metrics, http_options, model_path=model_path)

@@ -8,12 +8,15 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from server.api.body import read_body
 from server.api.context import Api, api_of
-from server.api.openapi import errors_of_get, errors_of_post, gives
+from server.api.openapi import errors_of_get, errors_of_post, gives, takes
 from server.api.render.native import settings
 from server.api.render.parts import to_json
-from server.engine.messages import Job, SlotState, SlotView
-from server.errors import NotSupported, Unavailable
+from server.api.schemas.slot import SlotFile
+from server.api.stream import unless_client_leaves
+from server.engine.messages import Job, SlotAction, SlotState, SlotView
+from server.errors import InvalidRequest, NotSupported, Unavailable
 from server.ops.metrics import CONTENT_TYPE
 from server.service import GenerationOptions
 
@@ -95,6 +98,51 @@ async def get_slots(request: Request) -> Response:
     if request.query_params.get("fail_on_no_slot") and not any(view.state is SlotState.IDLE for view in views):
         raise Unavailable("no slot available", retry_after_s=1)
     return Response(to_json([_slot(view, api) for view in views]), media_type="application/json")
+
+
+@router.post(
+    "/slots/{id_slot}",
+    openapi_extra=takes(SlotFile, required=False)
+    | {
+        "parameters": [
+            {"name": "id_slot", "in": "path", "required": True, "schema": {"type": "integer", "minimum": 0}},
+            {
+                "name": "action",
+                "in": "query",
+                "required": True,
+                "schema": {"type": "string", "enum": [action.value for action in SlotAction]},
+            },
+        ]
+    },
+    responses=gives("What was done.", errors=errors_of_post(409, 500, 501)),
+)
+async def act_on_slot(request: Request) -> Response:
+    """llama.cpp's actions on a slot that is idle. The answer comes when the file is written or read."""
+    api = api_of(request)
+    if not api.options.slot_actions:
+        raise NotSupported("saving and restoring slots is off; start the server with --slot-save-path DIR")
+    api.check_ready()
+    number, wanted = request.path_params["id_slot"], request.query_params.get("action", "")
+    if not (number.isascii() and number.isdecimal() and len(number) < 10):
+        raise InvalidRequest(f"'{number[:20]}' is no slot; slots have numbers, from 0 on")
+    if wanted not in list(SlotAction):
+        raise InvalidRequest(
+            f"the action '{wanted[:20]}' is not known; use ?action=save, ?action=restore or ?action=erase"
+        )
+    slot, action = int(number), SlotAction(wanted)
+    filename = "" if action is SlotAction.ERASE else (await read_body(request, SlotFile)).filename
+    done = await unless_client_leaves(request, api.engine.act_on_slot(slot, action, filename))
+    shown: dict[str, Any] = {"id_slot": slot}
+    match action:
+        case SlotAction.ERASE:
+            shown["n_erased"] = done.n_tokens
+        case SlotAction.SAVE:
+            shown |= {"filename": filename, "n_saved": done.n_tokens, "n_written": done.n_bytes}
+            shown["timings"] = {"save_ms": done.ms}
+        case SlotAction.RESTORE:
+            shown |= {"filename": filename, "n_restored": done.n_tokens, "n_read": done.n_bytes}
+            shown["timings"] = {"restore_ms": done.ms}
+    return Response(to_json(shown), media_type="application/json")
 
 
 @router.get(
