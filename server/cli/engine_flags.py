@@ -271,7 +271,6 @@ CONTEXT = Group(
             Number(least=0, above=True, metavar="GIB", sample="200"),
             50.0,
             "most that this folder may take, in GiB",
-            main=True,
         ),
         flag(
             "--slot-save-path",

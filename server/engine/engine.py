@@ -57,7 +57,7 @@ class Engine:
         self._now = clock
         self._slots = [Slot(i, facts.n_ctx_seq) for i in range(facts.n_slots)]
         self._clock = StepClock(options.max_stall_ms, facts.n_batch, facts.n_ubatch)
-        host = HostTier(options.cache_ram_bytes)
+        host = HostTier(options.cache_ram_bytes, can_cut=facts.can_cut)
         self._disk = DiskTier(disk, host, can_cut=facts.can_cut, clock=clock) if disk is not None else None
         self.cache = Cache(backend, host, lambda: self._clock.prefill_tokens_per_s, clock, self._disk)
         shares_cells = facts.kv_unified and facts.can_cut
@@ -183,7 +183,7 @@ class Engine:
             disk_cache_bytes=disk.n_bytes if disk is not None else 0,
             disk_cache_limit_bytes=disk.limit_bytes if disk is not None else 0,
             disk_cache_entries=len(disk) if disk is not None else 0,
-            disk_cache_pending=disk is not None and not disk.has_caught_up,
+            disk_cache_pending=disk is not None and (cache.has_unsaved or not disk.has_caught_up),
         )
 
     def _cells_for_idle(self, options: SchedulerOptions) -> int | None:

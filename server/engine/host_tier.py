@@ -48,11 +48,13 @@ Part = Step[Entry]
 
 
 class HostTier(PathIndex[Entry]):
-    """`limit_bytes` is never exceeded; 0 switches the tier off."""
+    """`limit_bytes` is never exceeded; 0 switches the tier off. `can_cut`: of a state a part may be used, so that a
+    longer one takes the place of those it contains."""
 
-    def __init__(self, limit_bytes: int) -> None:
+    def __init__(self, limit_bytes: int, *, can_cut: bool = True) -> None:
         super().__init__()
         self.limit_bytes = limit_bytes
+        self._can_cut = can_cut
         self._n_bytes = 0
         self._next_id = 0
         self.n_evicted = 0
@@ -80,7 +82,7 @@ class HostTier(PathIndex[Entry]):
         if not self.has_room(data.nbytes, len(tokens)):
             return None
         for inside in self.inside(tokens, start):
-            if not inside.stays:
+            if not inside.stays and (self._can_cut or inside.end == len(tokens)):
                 self.drop(inside)
         checksum = checksum_of(data) if checksum is None else checksum
         entry = Entry(self._next_id, tokens, start, data, checksum, self.tick(), pinned, from_disk=from_disk)

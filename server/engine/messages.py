@@ -486,7 +486,7 @@ class Snapshot(Message, frozen=True):
     disk_cache_bytes: int = 0
     disk_cache_limit_bytes: int = 0
     disk_cache_entries: int = 0  # of this model and these settings
-    disk_cache_pending: bool = False  # some of host memory is still to be written
+    disk_cache_pending: bool = False  # something that is finished is still to be written
 
 
 class Heartbeat(Message, frozen=True):

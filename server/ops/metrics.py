@@ -285,7 +285,7 @@ def _about_engine(
     )
     yield _gauge(
         "glmserve_disk_cache_pending",
-        "1 while something in host memory is still to be written.",
+        "1 while something that is finished is still to be written.",
         float(snapshot.disk_cache_pending) if snapshot else 0.0,
     )
     yield _gauge("glmserve_context_tokens", "Tokens one request may use.", facts.n_ctx_seq if facts else 0)

@@ -23,6 +23,7 @@ CASES: list[tuple[errors.GlmserveError, int, str, dict[str, str], dict[str, Any]
     (errors.NotFound("m"), 404, "not_found_error", {}, {}),
     (errors.ModelNotFound("x", ("a", "b")), 404, "not_found_error", {}, {"param": "model", "served": ("a", "b")}),
     (MethodNotAllowed("m", ("GET", "POST")), 405, "invalid_request_error", {"Allow": "GET, POST"}, {}),
+    (errors.Conflict("m"), 409, "invalid_request_error", {}, {}),
     (errors.BodyTooLarge("m"), 413, "invalid_request_error", {}, {}),
     (errors.QueueFull("m", retry_after_s=7), 429, "rate_limit_error", {"Retry-After": "7"}, {"retry_after": 7}),
     (errors.EngineFailure("m"), 500, "server_error", {}, {}),

@@ -47,7 +47,7 @@ TABLE: list[tuple[list[str], str, Any]] = [
     (["--slot-prompt-similarity", "0.5"], f"{SCHEDULER}.slot_prompt_similarity", 0.5),
     (["--cache-ram", "2"], f"{SCHEDULER}.cache_ram_bytes", 2 << 20),
     (["--cache-disk", "/tmp"], "engine.disk.cache_folder", "/tmp"),
-    (["--cache-disk", "/tmp", "--cache-disk-limit", "1.5"], "engine.disk.cache_limit_bytes", 3 << 29),
+    (["--cache-disk-limit", "1.5"], "engine.disk.cache_limit_bytes", 3 << 29),
     (["--slot-save-path", "/tmp"], "engine.disk.slot_folder", "/tmp"),
     (["--slot-save-path", "/tmp"], "http.slot_actions", True),
     (["--cache-ram", "-1"], f"{SCHEDULER}.cache_ram_bytes", sys.maxsize),

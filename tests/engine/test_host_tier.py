@@ -50,6 +50,18 @@ def test_what_is_inside_a_new_entry_is_not_kept_twice() -> None:
     assert tier.n_bytes == 51 + 200 + 8 * (51 + 200)
 
 
+def test_states_that_cannot_be_cut_stay_beside_longer_ones() -> None:
+    """The checkpoint at the end of a prompt serves the next turn, which differs from what the model thought."""
+    tier = HostTier(1 << 20, can_cut=False)
+    tier.keep(TOKENS[:100], 0, state(100))
+    tier.keep(TOKENS[:200], 0, state(200))
+    tier.keep(TOKENS[:200], 0, state(200))
+    assert kept(tier) == [(0, 100), (0, 200)]
+    whole = tier.whole([*TOKENS[:150], 7])
+    assert whole is not None
+    assert whole.end == 100
+
+
 def test_the_least_recently_used_goes_first_and_the_budget_holds() -> None:
     tier = HostTier(3 * (1000 + 8 * 10))
     for i in range(3):
