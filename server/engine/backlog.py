@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from server.errors import QueueFull
 _SHARE = 3
 _LONGEST_WAIT_S = 600
 _MOST_PROMISES = 4  # for each open job: clients that do not wait shall not push the others' times out for ever
+_KEPT_WITHIN_S = 2.0
 _LEAST_MEASURED = 8  # tokens of a job that says how long one takes
 _UNMEASURED_S = 5  # told while no job has come far enough to measure anything
 
@@ -155,14 +157,18 @@ class Backlog:
         """Seconds after which it makes sense to ask again. Those that are told so one after the other are told
         different times: each place that becomes free is promised once."""
         now = self._now()
-        self._promised = [due for due in self._promised if due > now][: _MOST_PROMISES * len(self._open)]
+        # One that is due by now is kept by whoever asks next.
+        kept = [due for due in self._promised if due > now + _KEPT_WITHIN_S]
+        self._promised = kept[: _MOST_PROMISES * len(self._open)]
         if self._pace.token_s is None:
             return _UNMEASURED_S
         running = [self._pace.left_s(e.job, e.timings) for e in self._open.values() if e.timings is not None]
         waiting = [self._pace.left_s(e.job, None) for e in self._open.values() if e.timings is None]
         # Slots that stay idle while jobs wait are of no use to these: their owners are at their limits.
         n_used = len(running) or n_slots
-        places = places_free_in(running, waiting, n_used, self._pace.usual_s)
+        whole = [self._pace.left_s(e.job, None) for e in self._open.values()]
+        usual_s = self._pace.usual_s or (statistics.mean(whole) if whole else 0.0)
+        places = places_free_in(running, waiting, n_used, usual_s)
         wait_s = next(itertools.islice(places, len(self._promised), None))
         whole_s = max(1, min(_LONGEST_WAIT_S, math.ceil(wait_s)))
         self._promised.append(now + whole_s)

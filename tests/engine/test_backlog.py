@@ -161,6 +161,31 @@ def test_clients_that_do_not_wait_push_no_times_out_for_ever() -> None:
     assert max(refused(backlog).retry_after_s for _ in range(100)) == 90  # of 8 promises and the one to come
 
 
+def test_those_that_come_back_together_are_not_in_each_other_s_way() -> None:
+    now = Now()
+    backlog = Backlog(2, clock=now)
+    measured(backlog, n_generated=10, token_s=1.0)
+    started(backlog, job(1))
+    for job_id in (2, 3):
+        backlog.opened(job(job_id))
+    told = []
+    for _ in range(3):
+        told.append(refused(backlog).retry_after_s)
+        now.s += 0.01
+    assert told == [10, 20, 30]
+    now.s += 9.97
+    assert refused(backlog).retry_after_s == 30  # the places of 20 and 30 are promised, but that of 10 is not
+    assert len(backlog._promised) == 3
+
+
+def test_before_any_job_has_ended_limits_say_how_long_they_are() -> None:
+    backlog = Backlog(1, clock=Now())
+    started(backlog, job(1, max_tokens=50))
+    backlog.opened(job(2, max_tokens=100))
+    backlog.note(Text(1, "", [], Timings(predicted_n=11, predicted_ms=5_000)))
+    assert [refused(backlog).retry_after_s for _ in range(4)] == [20, 70, 107, 145]
+
+
 def test_a_single_token_measures_nothing() -> None:
     backlog = Backlog(1, clock=Now())
     started(backlog, job(1, max_tokens=50))
