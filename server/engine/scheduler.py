@@ -138,7 +138,9 @@ class StepClock:
             self._mixed_ms = self._blend(self._mixed_ms, per_token_ms)
 
     def _tokens_within(self, budget_ms: float, per_token_ms: float) -> int:
-        return int(min(float(self._n_batch), budget_ms / per_token_ms))
+        if per_token_ms * self._n_batch <= budget_ms:  # nothing, where a clock is too coarse for the step
+            return self._n_batch
+        return int(budget_ms / per_token_ms)
 
     def _blend(self, old: float | None, new: float) -> float:
         return new if old is None else old + self._WEIGHT * (new - old)

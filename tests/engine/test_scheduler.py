@@ -119,3 +119,12 @@ def test_a_quarter_of_the_target_is_for_prompts_where_decoding_takes_it_all() ->
         n = clock.prompt_cap(4)
         clock.measured(4, n, 800 + 5 * n)
     assert clock.prompt_cap(4) == 20
+
+
+def test_a_step_too_short_for_the_clock_costs_nothing() -> None:
+    clock = StepClock(max_stall_ms=400, n_batch=2048, n_ubatch=512)
+    clock.measured(3, 0, 5e-324)
+    for _ in range(4):
+        clock.measured(3, 4096, 1e-323)
+    assert clock.prompt_cap(3) == 2045
+    assert clock.prompt_cap(0) == 512
