@@ -7,6 +7,7 @@ if(PROJECT_NAME STREQUAL "llama_cpp")
   set(GGML_NATIVE OFF CACHE BOOL "")
   set(GGML_BACKEND_DL ON CACHE BOOL "")
   set(GGML_CPU_ALL_VARIANTS ON CACHE BOOL "")
+  set(GGML_CUDA_NCCL OFF CACHE BOOL "") # only --split-mode tensor uses it, and it need not be there where the wheel goes
   set(CMAKE_INSTALL_BINDIR llama_cpp/lib CACHE PATH "") # where ggml installs libraries that it loads at run time
   set(CMAKE_INSTALL_RPATH "$ORIGIN")
   foreach(library libgomp.so.1 libstdc++.so.6 libgcc_s.so.1)
