@@ -47,7 +47,10 @@ class RuleMaker:
         form: AnswerForm | None,
     ) -> JobRules:
         """Raises InvalidRequest for what cannot be enforced together, or by this model."""
-        constraint, warnings = await self._constraint(voice.steering(conversation, form))
+        steering = voice.steering(conversation, form)
+        if sampling.grammar and steering is not None and steering.trigger is not None:
+            steering = None  # the server's own grammar is for all of the answer, calls as well
+        constraint, warnings = await self._constraint(steering)
         free_block = None
         if constraint is not None or (sampling.grammar and prompt.opens_in_reasoning):
             free_block = await self._free_block(voice, prompt)
@@ -72,6 +75,8 @@ class RuleMaker:
             raise InvalidRequest(f"Field '{steering.field}': {answer.refusal}", param=steering.field.partition(".")[0])
         simpler = Constraint(steering.simpler, trigger, steering.forbidden)
         second = await self._engine.prepare(simpler)
+        if second.refusal and trigger is not None:  # nobody asked for it
+            return None, (f"{steering.field}: tool calls are not held to their schemas ({second.refusal})",)
         if second.refusal:
             raise InvalidRequest(f"Field '{steering.field}': {second.refusal}", param=steering.field)
         return simpler, (f"{steering.field}: only the names of tools and arguments are enforced ({answer.refusal})",)

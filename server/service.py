@@ -459,6 +459,8 @@ class ChatService:
                 f"there is no slot {options.slot}; slots are 0 to {facts.n_slots - 1}", param="id_slot"
             )
         sampling = await self._with_bias(options, facts)
+        if rules.constraint is not None and sampling.grammar is not None:  # the server's, which the request's replaces
+            sampling = msgspec.structs.replace(sampling, grammar=None)
         self._engine.check_room(options.owner, n_jobs)
         choices: list[Choice] = []
         try:

@@ -220,7 +220,7 @@ class EngineProcess:
     def _reply(self, question: Question) -> None:
         try:
             answer = self._answer(question)
-        except Exception as error:  # noqa: BLE001  an answer there must be, or its client waits for ever
+        except BaseException as error:  # noqa: BLE001  an answer there must be, a panic of Rust's included
             answer = CallFailed(question.call_id, f"{type(error).__name__}: {error}")
         with suppress(OSError):
             self._socket.send([answer])

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
+from server.api.options import GenerationDefaults
 from server.chat.glm_generation import Generation
 from server.chat.glm_templates import fallback_template
 from server.engine.client import JobStream
-from server.engine.messages import Job
+from server.engine.messages import Job, SamplingOptions
 from tests.support.http import Served, served
 from tests.support.scripted import ScriptedBackend
 
@@ -131,6 +132,15 @@ async def test_a_vocabulary_without_call_tags() -> None:
         assert free.status_code == 200
         assert "no tokens for their tags" in free.headers["X-Constraint-Warning"]
         assert (await s.chat(tools=[TOOL], tool_choice="required")).status_code == 400
+
+
+async def test_the_servers_own_grammar_gives_way_to_a_form() -> None:
+    sampling = SamplingOptions(grammar='root ::= "no"')
+    async with served(plain(), generation=GenerationDefaults(sampling=sampling)) as s:
+        jobs = watched(s)
+        assert (await s.chat(regex="yes")).status_code == 200
+        assert (await s.chat()).status_code == 200
+    assert [(job.constraint is None, job.sampling.grammar) for job in jobs] == [(False, None), (True, 'root ::= "no"')]
 
 
 async def test_a_choice_that_is_a_tag_of_the_model() -> None:

@@ -412,6 +412,10 @@ def allowed_tools(**allowed: Any) -> dict[str, Any]:
         ),
         ({"regex": "a", "choice": ["b"]}, "Field 'choice': is not supported together with 'regex'"),
         ({"grammar": "root ::= x", "guided_json": {}}, "Field 'guided_json': is not supported together with 'grammar'"),
+        (
+            {"tools": [TOOL], "tool_choice": "required", "ignore_eos": True},
+            "Field 'tool_choice': cannot force calls together with 'ignore_eos'",
+        ),
         ({"regex": "a", "ignore_eos": True}, "Field 'regex': is not supported together with 'ignore_eos'"),
         ({"structured_outputs": {"structural_tag": {}}}, "Field 'structured_outputs.structural_tag': is not supported"),
         ({"tools": [TOOL], "grammar": "root ::= x"}, "Field 'grammar': is not supported together with 'tools'"),

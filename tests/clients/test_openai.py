@@ -203,6 +203,29 @@ def test_a_call_of_its_own_accord_is_held_to_the_tools_that_are_allowed(
     assert {name for name, _ in calls(answer)} <= {"get_time"}
 
 
+@pytest.mark.parametrize(
+    ("city", "said"),
+    [
+        ({"type": "string", "not": {"const": "x"}}, "tool get_weather: not at #/properties/city"),
+        ({"type": "string", "pattern": "(?!x)"}, "invalid regex"),
+        ({"type": "string", "enum": []}, "only the names of tools and arguments are enforced (Unsatisfiable schema"),
+        ({"type": "string"}, None),
+    ],
+)
+def test_what_of_a_tool_is_not_enforced_is_said(
+    client: openai.OpenAI, dialogues: dict[str, dict[str, Any]], city: dict[str, Any], said: str | None
+) -> None:
+    function = {"name": "get_weather", "description": "Weather in a city."}
+    parameters = {"type": "object", "properties": {"city": city}, "required": ["city"]}
+    tool = {"type": "function", "function": {**function, "parameters": parameters}}
+    for choice in ("auto", "required"):
+        asked = fields(dialogues["tool-01"], tools=[tool], tool_choice=choice)
+        answer = client.chat.completions.with_raw_response.create(**asked)
+        warning = answer.headers.get("X-Constraint-Warning")
+        assert warning is None if said is None else said in str(warning)
+        assert [name for name, _ in calls(answer.parse().choices[0].message)] == ["get_weather"]
+
+
 def test_one_of_two_calls(client: openai.OpenAI, dialogues: dict[str, dict[str, Any]]) -> None:
     dialogue = dialogues["parallel-01"]
     first = arguments_of(dialogue["messages"][1])[:1]

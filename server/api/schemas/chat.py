@@ -20,7 +20,7 @@ from server.api.schemas.fields import (
 )
 from server.api.schemas.generation import MAX_LOGPROBS, GenerationFields
 from server.api.schemas.tool_choice import TOOL_CHOICE_SCHEMA, read_tool_choice
-from server.chat.forms import ToolChoice
+from server.chat.forms import CallMode, ToolChoice
 from server.chat.messages import Conversation, Message, Tool, ToolCall
 from server.chat.options import EFFORTS, ReasoningFormat, Thinking
 
@@ -251,6 +251,10 @@ class ConversationFields(Body):
         return () if self.tool_choice == "none" else self.tools
 
     @property
+    def _choice(self) -> ToolChoice:
+        return read_tool_choice(self.tool_choice, [tool.name for tool in self.tools]) or ToolChoice()
+
+    @property
     def _continues(self) -> bool:
         final = self.messages[-1]
         if self.continue_final_message is None:
@@ -264,7 +268,7 @@ class ConversationFields(Body):
             tools=self.offered_tools,
             template_kwargs=self.chat_template_kwargs or {},
             thinking=self._thinking(),
-            tool_choice=read_tool_choice(self.tool_choice, [tool.name for tool in self.tools]) or ToolChoice(),
+            tool_choice=self._choice,
             add_generation_prompt=not continues and self.add_generation_prompt is not False,
             continue_final_message=continues,
             reasoning_format=None if self.reasoning_format is None else ReasoningFormat(self.reasoning_format),
@@ -300,6 +304,8 @@ class ChatRequest(ConversationFields, GenerationFields):
             raise refuse("top_logprobs", "needs 'logprobs' to be true")
         if self.logprobs and self.stream and self.offered_tools:
             raise refuse("logprobs", "is not supported together with 'tools' and 'stream'")
+        if self.ignore_eos and self.offered_tools and self._choice.mode is CallMode.REQUIRED:
+            raise refuse("tool_choice", "cannot force calls together with 'ignore_eos'")
         if self.gbnf is not None and self.offered_tools:
             raise refuse("grammar", "is not supported together with 'tools'")
         return self
