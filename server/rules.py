@@ -3,6 +3,9 @@ budget of the reasoning. Part of the service."""
 
 from __future__ import annotations
 
+import asyncio
+import json
+from collections import OrderedDict
 from dataclasses import dataclass
 
 from server.chat.constraint import Steering, steer_text
@@ -14,7 +17,7 @@ from server.engine.client import EngineClient
 from server.engine.messages import BlockLimit, Constraint, FreeBlock, ModelFacts, SamplingOptions, Span
 from server.errors import InvalidRequest
 
-THINK_TAGS = (THINK_OPEN, THINK_CLOSE)
+MOST_KEPT = 64  # grammars of requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,7 @@ class RuleMaker:
     def __init__(self, engine: EngineClient) -> None:
         self._engine = engine
         self._facts: ModelFacts | None = None
+        self._steerings: OrderedDict[object, Steering | None] = OrderedDict()
         self._tokens: dict[str, int | None] = {}  # of tags, in the model of these facts
 
     async def of_text(self, form: AnswerForm | None) -> JobRules:
@@ -47,7 +51,7 @@ class RuleMaker:
         form: AnswerForm | None,
     ) -> JobRules:
         """Raises InvalidRequest for what cannot be enforced together, or by this model."""
-        steering = voice.steering(conversation, form)
+        steering = await self._steering(voice, conversation, form)
         if sampling.grammar and steering is not None and steering.trigger is not None:
             steering = None  # the server's own grammar is for all of the answer, calls as well
         constraint, warnings = await self._constraint(steering)
@@ -56,6 +60,22 @@ class RuleMaker:
             free_block = await self._free_block(voice, prompt)
         block_limit = await self._block_limit(voice, prompt, conversation, has_grammar=bool(sampling.grammar))
         return JobRules(block_limit, free_block, constraint, warnings)
+
+    async def _steering(self, voice: Voice, conversation: Conversation, form: AnswerForm | None) -> Steering | None:
+        """Writing the grammar of fifty tools takes as long as ten answers' chunks, and agents send the same again."""
+        if form is None and not conversation.tools:
+            return None
+        tools = json.dumps([(tool.name, tool.parameters) for tool in conversation.tools], ensure_ascii=False)
+        choice = (conversation.tool_choice, conversation.parallel_tool_calls, conversation.parse_tool_calls)
+        key = (voice.dialect.name, tools, choice, repr(form))
+        if key in self._steerings:
+            self._steerings.move_to_end(key)
+            return self._steerings[key]
+        steering = await asyncio.to_thread(voice.steering, conversation, form)
+        self._steerings[key] = steering
+        if len(self._steerings) > MOST_KEPT:
+            self._steerings.popitem(last=False)
+        return steering
 
     # ── constraints ──────────────────────────────────────────────────────────────────────────────────────────────────
 
