@@ -1,8 +1,8 @@
 """Follows the tokens of one answer that has a constraint, and says which tokens may come next.
 
 Whether one token is allowed is asked of the parser directly, in microseconds. The mask of all allowed tokens is needed
-only where the model wanted another one; then the next one is likely wanted as well, and is computed on a thread of its
-own while the batch decodes.
+only where the model wanted another one; then the next few are likely wanted as well, and are computed on a thread of
+their own while the batch decodes.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from server.engine.constraint import ConstraintCompiler, MaskBuffer
 from server.engine.messages import Constraint, FreeBlock
 from server.errors import InvalidRequest
 
+MASKS_AHEAD = 4  # behind a refused choice
 MOST_LEADING_BLANKS = 2  # tokens before a block that the answer may begin with
 
 
@@ -44,7 +45,7 @@ class Guide:
         self._buffer: MaskBuffer | None = None
         self._ahead: Future[NDArray[np.bool_]] | None = None
         self._is_fresh = True  # the parser has taken nothing
-        self._was_refused = False  # the last choice
+        self._n_ahead = 0  # masks to be computed ahead
         self._n_blanks = 0
         self._tail = b""
         self._state = _State.FREE
@@ -66,8 +67,10 @@ class Guide:
     def refuses(self, token: int) -> bool:
         if self._state in (_State.FREE, _State.BLOCK) or (self._state is _State.LEAD and self._may_lead(token)):
             return False
-        self._was_refused = not self._accepts(token)
-        return self._was_refused
+        if self._accepts(token):
+            return False
+        self._n_ahead = MASKS_AHEAD
+        return True
 
     def allowed(self) -> NDArray[np.bool_]:
         """Which tokens may come, shape [n_tokens]; a fresh array. Asked only after `refuses` said so."""
@@ -123,7 +126,7 @@ class Guide:
         self._parser = self._compiled.parser.deep_copy()
         self._state = _State.BOUND
         self._is_fresh = True
-        self._was_refused = False
+        self._n_ahead = 0
         self._tail = b""
 
     def _leave_block(self) -> None:
@@ -156,8 +159,9 @@ class Guide:
         self._follow_tail(token)
         if self._trigger is not None and parser.is_stopped():
             self._state = _State.FREE
-            self._was_refused = False
-        elif self._was_refused:
+            self._n_ahead = 0
+        elif self._n_ahead:
+            self._n_ahead -= 1
             self._ahead = self._executor.submit(self._mask)
 
     def _follow_tail(self, token: int) -> None:

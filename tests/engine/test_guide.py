@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from server.engine.constraint import ConstraintCompiler
-from server.engine.guide import Guide
+from server.engine.guide import MASKS_AHEAD, Guide
 from server.engine.messages import Constraint, FreeBlock
 from server.errors import InvalidRequest
 from tests.support.token_tables import glm_table
@@ -145,8 +145,8 @@ def test_masks_are_computed_ahead_only_behind_a_refusal() -> None:
         assert guide.allowed()[token("no")]
         take_anyway(guide, "no")
         assert executor.n_submitted == 2
-        take(guide, "a", "b")
-        assert executor.n_submitted == 2
+        take(guide, *"abcdef")
+        assert executor.n_submitted == 1 + MASKS_AHEAD
         guide.close()
 
 
