@@ -31,7 +31,7 @@ MIN_STREAM_SHARE = 1 / 16
 # Finished sequences may keep this part of the cells from running ones on a GPU, where attention skips them quickly; on
 # a CPU every cell is walked by every token.
 IDLE_SHARE_GPU = 0.25
-IDLE_CELLS_CPU = 256  # llama.cpp looks at the cells in steps of 256
+IDLE_CELLS_CPU = 0  # every token walks over them
 # How many holders of a prefix are tried before giving up on it.
 _MAX_TRIES = 8
 
