@@ -34,7 +34,7 @@ def test_more_chats_than_slots_are_kept_and_go_on_where_they_were() -> None:
 
 def test_a_prefix_is_shared_from_a_finished_chat_and_leaves_it_whole() -> None:
     backend = ScriptedBackend(n_slots=2, n_sequences=8)
-    engine, log = engine_of(backend), Log()
+    engine, log = engine_of(backend, cache_idle_slots=False), Log()
     first = SYSTEM + "a" * 100
     ask(engine, log, 1, first)
     assert ask(engine, log, 2, SYSTEM + "b" * 100) == len(SYSTEM)
@@ -249,7 +249,7 @@ def test_separate_streams_are_copied_when_a_good_part_is_shared() -> None:
 
 def test_choices_of_a_prompt_leave_no_cells_behind() -> None:
     backend = ScriptedBackend(n_slots=4, n_sequences=32)
-    engine, log = engine_of(backend), Log()
+    engine, log = engine_of(backend, cache_idle_slots=False), Log()
     for job_id in range(4):
         tokens = tokens_of(SYSTEM)
         same = None if job_id == 0 else 0
