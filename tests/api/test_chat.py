@@ -390,3 +390,11 @@ async def test_a_line_that_changes_with_each_request_is_left_out(
     told = [record.getMessage() for record in caplog.records if "billing line" in record.getMessage()]
     assert len(told) == normalize
     assert all("fa690" not in line for line in told)
+
+
+@pytest.mark.parametrize("role", ["usr", "alien", "", None, 7])
+async def test_an_unknown_role_is_refused_and_the_known_ones_are_named(role: object) -> None:
+    async with served(ScriptedBackend()) as s:
+        answer = await s.chat(messages=[{"role": role, "content": "hello"}])
+    assert answer.status_code == 400
+    assert "'system', 'developer', 'user', 'assistant' or 'tool'" in answer.json()["error"]["message"]

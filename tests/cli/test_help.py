@@ -166,3 +166,14 @@ def test_texts_become_toml(text: str) -> None:
     import tomllib
 
     assert tomllib.loads(f"key = {toml(text)}") == {"key": text}
+
+
+def test_a_python_without_the_packages_is_told_so_in_one_sentence() -> None:
+    command = [sys.executable, "-S", "-m", "server", "plan", "nothing"]
+    result = subprocess.run(
+        command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert result.returncode == 1
+    assert result.stderr.startswith("error: the package '")
+    assert "make install" in result.stderr
+    assert "Traceback" not in result.stderr

@@ -97,9 +97,8 @@ class MessageToolCall(Body):
 
 
 class ChatMessage(Body):
-    role: Annotated[
-        str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="system, developer, user, assistant or tool.")
-    ]
+    # No others: templates that meet a role they do not know may write it down with the rank of the system.
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[str | None, BeforeValidator(_content), WithJsonSchema(_CONTENT_SCHEMA)] = None
     reasoning_content: str | None = None
     reasoning: str | None = Field(None, description="Another name of reasoning_content.")
