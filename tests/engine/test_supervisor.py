@@ -147,6 +147,18 @@ async def test_stop_while_it_waits_to_restart_is_prompt() -> None:
             await supervisor.stop()
 
 
+async def test_who_is_in_a_hurry_waits_for_nothing_to_be_saved() -> None:
+    async with running() as (client, supervisor):
+        stream = client.open(job(client.next_job_id(), "HANG"))
+        await stream.until_started()
+        stopping = asyncio.create_task(supervisor.stop(save_s=600.0))
+        supervisor.hurry()
+        async with asyncio.timeout(20):
+            await stopping
+        assert supervisor.pid is not None
+        assert gone(supervisor.pid)
+
+
 async def test_a_missing_program_is_told_in_words() -> None:
     client = EngineClient(max_waiting=8)
     engine = EngineOptions(ModelOptions("fine"))
