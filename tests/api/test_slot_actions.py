@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from server.engine.messages import SlotAction, SlotDone
 from tests.support.http import Gate, served
 from tests.support.scripted import ScriptedBackend
 from tests.support.tiny_gguf import write_tiny_gguf
@@ -81,15 +82,22 @@ async def test_what_is_wrong_is_a_400(path: str, body: dict[str, Any], words: st
     assert words in error["message"]
 
 
-async def test_a_slot_at_work_is_a_409(folders: dict[str, Any]) -> None:
+async def test_a_slot_at_work_is_a_409(folders: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate()
-    backend = ScriptedBackend(reply=lambda _: "x", on_decode=gate)
-    async with served(backend, **folders) as s:
+    async with served(ScriptedBackend(reply=lambda _: "x", on_decode=gate), **folders) as s:
+        act_on_slot = s.engine.act_on_slot
+
+        async def act_and_open(slot: int, action: SlotAction, filename: str) -> SlotDone:
+            answer = asyncio.create_task(act_on_slot(slot, action, filename))
+            await s.engine.tokenize([], add_special=False)  # meanwhile the command is sent
+            await gate.release(s.engine)
+            return await answer
+
+        monkeypatch.setattr(s.engine, "act_on_slot", act_and_open)
         running = asyncio.create_task(s.post("/completion", {"prompt": LONG, "n_predict": 3, "id_slot": 0}))
         await gate.entered(s.engine)
-        saving = asyncio.create_task(s.post("/slots/0?action=save", {"filename": "x"}))
-        await gate.release(s.engine)
-        response, _ = await saving, await running
+        response = await s.post("/slots/0?action=save", {"filename": "x"})
+        assert (await running).status_code == 200
     error = response.json()["error"]
     assert (response.status_code, error["reason"]) == (409, "conflict")
     assert error["message"] == "slot 0 is at work; wait until its request is done, or take another slot"
