@@ -51,7 +51,7 @@ def test_kill_9_of_the_engine_under_eight_streams(tiny_model: Path) -> None:
         engine = server.engine_pid
         assert engine is not None
         streams = [pool.submit(read_stream, server.url, ENDLESS) for _ in range(8)]
-        until("all to generate", lambda: metric(server, "llamacpp:requests_processing") == 8)
+        until("all to arrive", lambda: metric(server, "glmserve_jobs_submitted_total") == 8)
         os.kill(engine, signal.SIGKILL)
         for stream in streams:
             status, events, done = stream.result()
@@ -83,7 +83,7 @@ def test_sigterm_lets_running_requests_finish_and_takes_no_new_ones(tiny_model: 
     with slow(tiny_model, "--metrics") as server, ThreadPoolExecutor(4) as pool:
         url = server.url
         streams = [pool.submit(read_stream, url, ENDLESS) for _ in range(4)]
-        until("all to generate", lambda: metric(server, "llamacpp:requests_processing") == 4)
+        until("all to arrive", lambda: metric(server, "glmserve_jobs_submitted_total") == 4)
         server.signal(signal.SIGTERM)
         until("new connections to be refused", lambda: refused(url))
         for stream in streams:
@@ -105,7 +105,7 @@ def test_after_the_grace_streams_end_with_an_error_event(tiny_model: Path) -> No
     one_long = ["--gguf", str(tiny_model), "--parallel", "1", "--ctx-size", "32768", "--shutdown-grace", "0.2"]
     with ServerProcess(*one_long) as server, ThreadPoolExecutor(1) as pool:
         stream = pool.submit(read_stream, server.url, {**ENDLESS, "max_tokens": 32000})
-        until("it to generate", lambda: metric(server, "llamacpp:requests_processing") == 1)
+        until("it to arrive", lambda: metric(server, "glmserve_jobs_submitted_total") == 1)
         server.signal(signal.SIGTERM)
         status, events, done = stream.result()
         assert status == 200
@@ -117,7 +117,7 @@ def test_after_the_grace_streams_end_with_an_error_event(tiny_model: Path) -> No
 def test_a_second_sigterm_stops_at_once(tiny_model: Path) -> None:
     with slow(tiny_model) as server, ThreadPoolExecutor(8) as pool:
         streams = [pool.submit(read_stream, server.url, ENDLESS) for _ in range(8)]
-        until("all to generate", lambda: metric(server, "llamacpp:requests_processing") == 8)
+        until("all to arrive", lambda: metric(server, "glmserve_jobs_submitted_total") == 8)
         server.signal(signal.SIGTERM)
         until("the first to be noticed", lambda: "SIGTERM: stopping" in server.output)
         server.signal(signal.SIGTERM)
