@@ -19,16 +19,8 @@ from server.errors import (
     QueueFull,
     Unavailable,
 )
-from server.service import (
-    ChatService,
-    ChoiceEnd,
-    ChoiceText,
-    Generation,
-    GenerationOptions,
-    PromptProgress,
-    check_tokens,
-    collect,
-)
+from server.generation import ChoiceEnd, ChoiceText, Generation, PromptProgress, collect
+from server.service import ChatService, GenerationOptions, check_tokens
 from tests.support.engine import scripted_client
 from tests.support.http import CONCAT, Gate, assert_idle
 from tests.support.scripted import ScriptedBackend

@@ -11,9 +11,10 @@ from starlette.types import Scope
 from server.api.options import ApiKey, HttpOptions, ModelNames
 from server.engine.client import EngineClient, EngineState
 from server.errors import ModelNotFound, Unavailable
+from server.generation import Generation
 from server.ops.metrics import Metrics
 from server.ops.record import RequestRecord
-from server.service import ChatService, Generation
+from server.service import ChatService
 
 _SHOWN = 100  # characters of an unknown model's name that a message repeats
 _NOTES = "glmserve.notes"  # key in the ASGI scope

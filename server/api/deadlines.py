@@ -9,7 +9,7 @@ from server.api.errors import TimedOut
 from server.api.options import HttpOptions
 from server.engine.client import EngineClient
 from server.errors import QueueTimeout
-from server.service import Generation, GenerationEvent
+from server.generation import Generation, GenerationEvent
 
 
 class Deadlines:

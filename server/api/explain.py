@@ -13,7 +13,7 @@ from starlette.requests import Request
 
 from server.api.context import Notes
 from server.engine.messages import Started
-from server.service import Generation
+from server.generation import Generation
 
 logger = logging.getLogger(__name__)
 

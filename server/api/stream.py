@@ -25,7 +25,7 @@ from server.api.deadlines import Deadlines
 from server.api.errors import CLIENT_LEFT, error_frame, internal_error
 from server.api.render.parts import Writer, finish_reason
 from server.errors import GlmserveError
-from server.service import ChoiceEnd, ChoiceText, Generation, GenerationEvent, collect
+from server.generation import ChoiceEnd, ChoiceText, Generation, GenerationEvent, collect
 
 T = TypeVar("T")
 

@@ -20,7 +20,7 @@ from server.chat.messages import (
 )
 from server.chat.options import ChatOptions
 from server.engine.messages import FinishReason, Job, Timings
-from server.service import Choice, ChoiceEnd, ChoiceResult, ChoiceText, Generation
+from server.generation import Choice, ChoiceEnd, ChoiceResult, ChoiceText, Generation
 from tests.support.http import HELLO, Frames, frames_of, served
 from tests.support.scripted import ScriptedBackend
 

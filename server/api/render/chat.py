@@ -27,7 +27,7 @@ from server.chat.messages import (
     ToolCallStart,
 )
 from server.engine.messages import TokenLogprob
-from server.service import ChoiceEnd, ChoiceResult, ChoiceText, Generation, GenerationEvent, PromptProgress
+from server.generation import ChoiceEnd, ChoiceResult, ChoiceText, Generation, GenerationEvent, PromptProgress
 
 _ROLE = b'{"role":"assistant","content":null}'
 

@@ -19,7 +19,7 @@ from server.api.render.parts import (
     usage,
 )
 from server.engine.messages import TokenLogprob
-from server.service import ChoiceEnd, ChoiceResult, ChoiceText, Generation, GenerationEvent, PromptProgress
+from server.generation import ChoiceEnd, ChoiceResult, ChoiceText, Generation, GenerationEvent, PromptProgress
 
 
 class CompletionWriter:

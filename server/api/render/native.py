@@ -10,15 +10,7 @@ import msgspec
 from server.api.render.chat import progress
 from server.api.render.parts import Shows, frame, timings, to_json, token_probabilities
 from server.engine.messages import Job
-from server.service import (
-    Choice,
-    ChoiceEnd,
-    ChoiceResult,
-    ChoiceText,
-    Generation,
-    GenerationEvent,
-    PromptProgress,
-)
+from server.generation import Choice, ChoiceEnd, ChoiceResult, ChoiceText, Generation, GenerationEvent, PromptProgress
 
 
 class NativeWriter:

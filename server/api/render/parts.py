@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import msgspec
 
 from server.engine.messages import FinishReason, Timings, TokenLogprob
-from server.service import ChoiceResult, GenerationEvent, Usage
+from server.generation import ChoiceResult, GenerationEvent, Usage
 
 DONE = b"data: [DONE]\n\n"
 LEAST_LOGPROB = -9999.0  # stands for minus infinity, as OpenAI has it

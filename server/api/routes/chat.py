@@ -14,7 +14,7 @@ from server.api.render.chat import ChatWriter
 from server.api.render.parts import Identity, Shows, Writer, to_json
 from server.api.schemas.chat import ChatRequest, PromptAnswer, PromptRequest, TokenCount
 from server.api.stream import answer, unless_client_leaves
-from server.service import Generation
+from server.generation import Generation
 
 router = APIRouter()
 

@@ -17,7 +17,8 @@ from server.api.render.native import NativeWriter
 from server.api.render.parts import Identity, Shows, Writer
 from server.api.schemas.completion import CompletionRequest, NativeRequest
 from server.api.stream import answer
-from server.service import Generation, RawPrompt
+from server.generation import Generation
+from server.service import RawPrompt
 
 router = APIRouter()
 
