@@ -484,7 +484,7 @@ class Cache:
 
     def _drop(self, sequence: CachedSequence) -> None:
         self._save(sequence)
-        self._let_go(sequence)
+        self.discard(sequence)  # unless saving has found it untrue, and let it go
         self.counts.evicted += 1
 
     def _let_go(self, sequence: CachedSequence) -> None:

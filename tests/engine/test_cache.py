@@ -271,3 +271,17 @@ def test_a_batch_never_holds_a_sequence_twice() -> None:
         engine.submit(job(i, SYSTEM[: 20 * i] + "q", 5))
     run_to_end(engine, log)
     assert all(len(set(sequences)) == len(sequences) for sequences in seen)
+
+
+def test_a_finished_chat_that_lost_cells_is_dropped_and_no_other_with_it() -> None:
+    backend = ScriptedBackend(n_slots=2, n_sequences=8)
+    engine, log = engine_of(backend, cache_idle_slots=False), Log()
+    for job_id, letter in enumerate("ab"):
+        ask(engine, log, job_id, letter * 60)
+    lost, whole = engine.cache.sequences()
+    backend.cells[lost.id] = backend.cells[lost.id][:5]
+    assert engine.cache.drop_one()
+    assert (lost.is_gone, engine.cache.sequences()) == (True, [whole])
+    assert engine.snapshot().counters.cache_mismatches == 1
+    assert ask(engine, log, 2, "b" * 60) == 59
+    check_books(engine, backend)
