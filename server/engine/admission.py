@@ -24,7 +24,7 @@ class Admission:
         self._slots = slots
         self._cache = cache
         self._can_cut = backend.facts.can_cut
-        self._shares_cells = backend.facts.kv_unified and self._can_cut
+        self._shares_cells = backend.facts.shares_cells
         self._is_control = backend.is_control
         self._min_similarity = min_similarity
         self.n_follower_waits = 0

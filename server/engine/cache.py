@@ -91,7 +91,7 @@ class Cache:
         self._now = clock
         self._can_cut = facts.can_cut
         self._unified = facts.kv_unified
-        self._shares_cells = facts.kv_unified and facts.can_cut
+        self._shares_cells = facts.shares_cells
         self._n_ctx = facts.n_ctx
         self._n_ctx_seq = facts.n_ctx_seq
         self._free = list(range(max(facts.n_sequences, facts.n_slots)))[::-1]
@@ -172,8 +172,8 @@ class Cache:
             self._let_go(sequence)
 
     def swap_out(self, sequence: CachedSequence) -> Entry | None:
-        """Give up the cells of a running job that comes back. Its state in host memory is kept for it until `unpin`, or
-        until it is back; None: there is none, the job will read its tokens again."""
+        """Give up the cells of a running job that comes back. Its state in host memory is kept for it while it is
+        `pinned`, at the longest until it is back; None: there is none, the job will read its tokens again."""
         entry = self._save(sequence, pinned=True)
         self._let_go(sequence)
         return entry
@@ -255,7 +255,7 @@ class Cache:
 
     def trim(self, n_cells: int) -> None:
         """For one step beside running jobs: drop a finished sequence when such ones hold more than `n_cells`."""
-        if len(self._sequences) > self._n_live() and self.n_retained_cells() > n_cells:
+        if self.n_retained and self.n_retained_cells() > n_cells:
             self.drop_one()
 
     def sequences(self) -> list[CachedSequence]:
@@ -366,11 +366,7 @@ class Cache:
 
     def _whole_part(self, prompt: list[int], n_held: int) -> Part | None:
         """A state from position 0 on that reaches further than `n_held`, far enough to pay."""
-        if self._can_cut:
-            part = next(iter(self.host.way(prompt, 0)), None)
-        else:
-            entry = self.host.whole(prompt)
-            part = Part(entry, 0, entry.end) if entry is not None else None
+        part = self.host.at_once(prompt, can_cut=self._can_cut)
         if part is None or part.end <= n_held or not self._pays([part], part.end - n_held):
             return None
         self.host.touch([part])
@@ -437,8 +433,8 @@ class Cache:
             start = held = host.covered(tokens, 0 if alone else self._held_by_others(sequence))
         else:
             start = 0
-            whole = host.whole(tokens)
-            held = host.covered(tokens, 0) if self._can_cut else whole.end if whole is not None else 0
+            part = host.at_once(tokens, can_cut=self._can_cut)
+            held = part.end if part is not None else 0
         if len(tokens) - held < (1 if pinned else MIN_SAVED):
             host.touch(host.way(tokens, 0))
             return None
@@ -478,9 +474,6 @@ class Cache:
 
     def _retained(self) -> list[CachedSequence]:
         return [s for s in self._sequences.values() if not s.live]
-
-    def _n_live(self) -> int:
-        return sum(1 for s in self._sequences.values() if s.live)
 
     def _drop(self, sequence: CachedSequence) -> None:
         self._save(sequence)

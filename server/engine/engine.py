@@ -60,10 +60,7 @@ class Engine:
         host = HostTier(options.cache_ram_bytes, can_cut=facts.can_cut)
         self._disk = DiskTier(disk, host, can_cut=facts.can_cut, clock=clock) if disk is not None else None
         self.cache = Cache(backend, host, lambda: self._clock.prefill_tokens_per_s, clock, self._disk)
-        shares_cells = facts.kv_unified and facts.can_cut
-        self._recall = (
-            Recall(self.cache, self._disk, shares_cells=shares_cells, can_cut=facts.can_cut) if self._disk else None
-        )
+        self._recall = Recall(self.cache, self._disk, facts) if self._disk is not None else None
         self.resting = RestingSlots(self._slots, self.cache)
         self._admission = Admission(self._slots, self.cache, backend, options.slot_prompt_similarity)
         self._idle_cells = self._cells_for_idle(options)
@@ -190,7 +187,7 @@ class Engine:
         """How many cells finished sequences may keep beside running ones; None: as many as nobody else wants. Without
         host memory to go to they stay, and separate streams are in nobody's way."""
         facts = self._backend.facts
-        if not (options.cache_idle_slots and options.cache_ram_bytes and facts.kv_unified and facts.can_cut):
+        if not (options.cache_idle_slots and options.cache_ram_bytes and facts.shares_cells):
             return None
         on_gpu = any(device.kind != "cpu" for device in facts.devices)
         return int(facts.n_ctx * IDLE_SHARE_GPU) if on_gpu else IDLE_CELLS_CPU

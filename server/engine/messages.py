@@ -407,6 +407,11 @@ class ModelFacts(msgspec.Struct, frozen=True):
     load_mode: str = "auto"
     memory: list[DeviceMemory] = []  # empty: no plan was made
 
+    @property
+    def shares_cells(self) -> bool:
+        """Sequences can hold the same cells: a prefix costs nothing to have twice."""
+        return self.kv_unified and self.can_cut
+
 
 class Ready(Message, frozen=True):
     facts: ModelFacts

@@ -83,6 +83,13 @@ class PathIndex(Generic[T]):
         fits = [match.holder for match in self._tree.ends(tokens) if self._items[match.holder].start == 0]
         return self._items[fits[-1]] if fits else None
 
+    def at_once(self, tokens: Sequence[int], *, can_cut: bool) -> Step[T] | None:
+        """The one item from 0 on that brings back most of `tokens`; `can_cut`: a part of it may be used."""
+        if can_cut:
+            return next(iter(self.way(tokens, 0)), None)
+        whole = self.whole(tokens)
+        return Step(whole, 0, len(whole.tokens)) if whole is not None else None
+
     def inside(self, tokens: Sequence[int], start: int) -> list[T]:
         """Items that hold nothing but a part of [start, end of tokens) of this path."""
         ends = [self._items[match.holder] for match in self._tree.ends(tokens)]

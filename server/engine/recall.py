@@ -4,18 +4,19 @@ while the run keeps its place in the queue."""
 from __future__ import annotations
 
 from server.engine.cache import MIN_SAVED, Cache
-from server.engine.disk_tier import DiskEntry, DiskPart, DiskTier
+from server.engine.disk_tier import DiskEntry, DiskTier
+from server.engine.messages import ModelFacts
 from server.engine.run import Run
 
 
 class Recall:
-    """`shares_cells`: states come back part by part; else as a whole. `can_cut`: of a whole one a part may be used."""
+    """Where cells are shared states come back part by part, else as a whole."""
 
-    def __init__(self, cache: Cache, disk: DiskTier, *, shares_cells: bool, can_cut: bool) -> None:
+    def __init__(self, cache: Cache, disk: DiskTier, facts: ModelFacts) -> None:
         self._cache = cache
         self._disk = disk
-        self._shares_cells = shares_cells
-        self._can_cut = can_cut
+        self._shares_cells = facts.shares_cells
+        self._can_cut = facts.can_cut
 
     def awaits(self, run: Run) -> bool:
         """Is something for the run on its way? The first time, what it needs is looked up and sent for."""
@@ -31,7 +32,7 @@ class Recall:
         if self._shares_cells:
             entries, end = self._in_parts(prompt)
         else:
-            whole = next(iter(self._disk.way(prompt, 0)), None) if self._can_cut else self._whole(prompt)
+            whole = self._disk.at_once(prompt, can_cut=self._can_cut)
             entries, end = ([whole.entry], whole.end) if whole is not None else ([], 0)
         n_gained = end - at_hand
         n_bytes = sum(entry.n_state_bytes for entry in entries)
@@ -50,7 +51,3 @@ class Recall:
                 return entries, reached
             entries.append(part.entry)
             reached = part.end
-
-    def _whole(self, prompt: list[int]) -> DiskPart | None:
-        entry = self._disk.whole(prompt)
-        return DiskPart(entry, 0, entry.end) if entry is not None else None
