@@ -78,6 +78,17 @@ def option(
     return Flag(key, all_names, kind, default, help, env, note, tuple(off.split()), main=True, secret=secret)
 
 
+def models_dir_option() -> Flag:
+    """For sub-commands that look where `fetch` puts models, or put them there."""
+    return option(
+        "--models-dir",
+        Kind(metavar="DIR", sample="/models"),
+        None,
+        "folder of all models (default: ~/.cache/glmserve/models)",
+        env="GLMSERVE_MODELS_DIR",
+    )
+
+
 def read_call(spec: Spec, arguments: Sequence[str], environment: Mapping[str, str]) -> Call:
     """Raises ConfigError for an unknown name, a missing value or place, or a value that breaks its rule."""
     command, verb = f"python -m server {spec.name}", None

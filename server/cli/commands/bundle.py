@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from server.cli.flag import Group
-from server.cli.subcommand import Call, Place, Spec, option
+from server.cli.subcommand import Call, Place, Spec, models_dir_option, option
 from server.cli.values import BadValue, Choice, Kind, Switch, Whole, Words
 from server.errors import BundleError, ConfigError
 
@@ -53,7 +53,7 @@ _CREATE = Spec(
             (
                 _TO,
                 option("--from", _FOLDER, None, "folder of the model's files (default: where fetch puts them)"),
-                option("--models-dir", _FOLDER, None, "the models folder", env="GLMSERVE_MODELS_DIR"),
+                models_dir_option(),
                 option(
                     "--box",
                     Choice(choices=("8x80", "8x141", "4x96", "1x24+ram", "cpu"), metavar="BOX", sample="8x80"),

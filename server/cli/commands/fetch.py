@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from server.cli.flag import Group
-from server.cli.subcommand import Call, Place, Spec, option
+from server.cli.subcommand import Call, Place, Spec, models_dir_option, option
 from server.cli.values import BadValue, Kind, Switch, Whole
 from server.errors import ConfigError, StartError
 
@@ -60,13 +60,7 @@ SPEC = Spec(
                 ),
                 option("--revision", Kind(metavar="REV", sample="main"), None, "branch, tag or commit (default: main)"),
                 option("--to", _DIR, None, "folder for the files (default: one below --models-dir)"),
-                option(
-                    "--models-dir",
-                    _DIR,
-                    None,
-                    "folder of all models (default: ~/.cache/glmserve/models)",
-                    env="GLMSERVE_MODELS_DIR",
-                ),
+                models_dir_option(),
                 option("--repair", Switch(), False, "read what is here through, get again what is wrong in it"),
             ),
         ),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 from server.cli.flag import Group
-from server.cli.subcommand import Call, Place, Spec, option
-from server.cli.values import Kind, Switch
+from server.cli.subcommand import Call, Place, Spec, models_dir_option, option
+from server.cli.values import Switch
 
 SPEC = Spec(
     "models",
@@ -16,13 +16,7 @@ SPEC = Spec(
         Group(
             "How",
             (
-                option(
-                    "--models-dir",
-                    Kind(metavar="DIR", sample="/models"),
-                    None,
-                    "folder of all models (default: ~/.cache/glmserve/models)",
-                    env="GLMSERVE_MODELS_DIR",
-                ),
+                models_dir_option(),
                 option("--json", Switch(), False, "write one JSON document"),
             ),
         ),

@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 from server.cli.flag import Group
-from server.cli.subcommand import Call, Place, Spec, option
-from server.cli.values import Kind, Switch, Whole
+from server.cli.subcommand import Call, Place, Spec, models_dir_option, option
+from server.cli.values import Switch, Whole
 from server.errors import ConfigError
 
 SPEC = Spec(
@@ -27,13 +27,7 @@ SPEC = Spec(
                     None,
                     "files to read at a time (default: one for each core)",
                 ),
-                option(
-                    "--models-dir",
-                    Kind(metavar="DIR", sample="/models"),
-                    None,
-                    "folder of all models (default: ~/.cache/glmserve/models)",
-                    env="GLMSERVE_MODELS_DIR",
-                ),
+                models_dir_option(),
                 option("--json", Switch(), False, "write one JSON document"),
             ),
         ),
