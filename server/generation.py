@@ -107,7 +107,7 @@ class Generation:
         self.prompts = prompts  # token ids, one list for each prompt; choices are grouped by prompt
         self.warnings = warnings  # what was asked for and is not enforced
         self._engine = engine
-        self._merged: asyncio.Queue[tuple[Choice, JobEvent]] = asyncio.Queue()
+        self._merged: asyncio.Queue[tuple[Choice, JobEvent] | GlmserveError] = asyncio.Queue()
         self._pumps: list[asyncio.Task[None]] = []
         self._cuts: deque[ChoiceEnd] = deque()  # ends that the engine did not make, to be told next
 
@@ -148,14 +148,19 @@ class Generation:
                 return shown
 
     async def _next(self) -> tuple[Choice, JobEvent]:
-        if all(choice.end is not None for choice in self.choices):
-            raise StopAsyncIteration
         if len(self.choices) == 1:  # the usual case has no use for tasks and a queue
             only = self.choices[0]
+            if only.end is not None:
+                raise StopAsyncIteration
             return only, await anext(only.stream)
+        if all(choice.end is not None for choice in self.choices):
+            raise StopAsyncIteration
         if not self._pumps:
             self._pumps = [asyncio.create_task(self._pump(choice)) for choice in self.choices]
-        return await self._merged.get()
+        merged = await self._merged.get()
+        if isinstance(merged, GlmserveError):
+            raise merged
+        return merged
 
     async def _pump(self, choice: Choice) -> None:
         async for event in choice.stream:
@@ -166,6 +171,13 @@ class Generation:
 
     async def __aexit__(self, *_: object) -> None:
         self.close()
+
+    def interrupt(self, error: GlmserveError) -> None:
+        """Whoever waits for the next event gets `error` instead."""
+        if len(self.choices) == 1:
+            self.choices[0].stream.interrupt(error)
+        else:
+            self._merged.put_nowait(error)
 
     def close(self) -> None:
         """Cancel every job that has not ended. Safe to call more than once; never waits."""

@@ -1,4 +1,7 @@
-"""How long a request may wait, stand still and live. Limits are the server's; the messages name their settings."""
+"""How long a request may wait, stand still and live. Limits are the server's; the messages name their settings.
+
+One timer looks after a request, however many tokens it has: what happens for each of them only notes the time.
+"""
 
 from __future__ import annotations
 
@@ -8,53 +11,68 @@ import math
 from server.api.errors import TimedOut
 from server.api.options import HttpOptions
 from server.engine.client import EngineClient
-from server.errors import QueueTimeout
+from server.errors import GlmserveError, QueueTimeout
 from server.generation import Generation, GenerationEvent
 
 
 class Deadlines:
-    """Watches one generation. Times are seconds of the event loop's clock."""
+    """Watches one generation from now until `close`. Times are seconds of the event loop's clock."""
 
     def __init__(self, generation: Generation, engine: EngineClient, options: HttpOptions) -> None:
         self._generation = generation
         self._engine = engine
         self._options = options
-        self._began = self._alive = asyncio.get_running_loop().time()
+        self._loop = asyncio.get_running_loop()
+        self._began = self._alive = self._loop.time()
+        self._awaited = False  # somebody waits for the next event
         self._progress_seen = self._progress()
+        self._timer: asyncio.TimerHandle | None = None
+        self._wait()
 
     async def next_event(self) -> GenerationEvent:
-        """The next event of the generation, or StopAsyncIteration at its end. Raises TimedOut or Unavailable when a
+        """The next event of the generation, or StopAsyncIteration at its end. Raises TimedOut or QueueTimeout when a
         limit is passed first."""
-        while True:
-            when = min(self._queue_deadline, self._still_deadline, self._life_deadline)
-            try:
-                async with asyncio.timeout_at(when if math.isfinite(when) else None):
-                    event = await anext(self._generation)
-            except TimeoutError:
-                self._check()
-                continue
-            self._alive = asyncio.get_running_loop().time()
-            return event
+        self._awaited = True
+        event = await anext(self._generation)
+        self._awaited = False
+        self._alive = self._loop.time()
+        return event
 
-    def _check(self) -> None:
-        """Raises what ends the request, if a limit is passed. Progress of a long prompt is a sign of life, although it
-        yields no event."""
-        now = asyncio.get_running_loop().time()
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _wait(self) -> None:
+        when = min(self._queue_deadline, self._still_deadline, self._life_deadline)
+        self._timer = self._loop.call_at(when, self._look) if math.isfinite(when) else None
+
+    def _look(self) -> None:
+        """A deadline has come, if it has not moved since."""
+        now = self._loop.time()
         progress = self._progress()
-        # Waiting in the queue is no stand-still; it has a limit of its own.
-        if progress != self._progress_seen or self._generation.waits_in_queue:
+        # Reading a long prompt is a sign of life, although it yields no event. Waiting in the queue is no stand-still,
+        # nor is a client that takes nothing: each has a limit of its own.
+        if progress != self._progress_seen or self._generation.waits_in_queue or not self._awaited:
             self._progress_seen = progress
             self._alive = now
+        error = self._passed(now)
+        if error is None:
+            self._wait()
+        else:
+            self._generation.interrupt(error)
+
+    def _passed(self, now: float) -> GlmserveError | None:
         options = self._options
         if now >= self._life_deadline:
-            raise TimedOut(f"the request took longer than {options.request_limit_s:g} s (--request-limit)")
+            return TimedOut(f"the request took longer than {options.request_limit_s:g} s (--request-limit)")
         if now >= self._queue_deadline:
-            raise QueueTimeout(
+            return QueueTimeout(
                 f"no slot became free within {options.queue_timeout_s:g} s (--queue-timeout)",
                 retry_after_s=self._engine.retry_after_s,
             )
         if now >= self._still_deadline:
-            raise TimedOut(f"the engine made no progress with the request for {options.timeout_s:g} s (--timeout)")
+            return TimedOut(f"the engine made no progress with the request for {options.timeout_s:g} s (--timeout)")
+        return None
 
     @property
     def _life_deadline(self) -> float:

@@ -10,14 +10,15 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any, Self, TypeVar
 
+import anyio
 from sse_starlette import EventSourceResponse, ServerSentEvent
-from sse_starlette.sse import SendTimeoutError
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from server.api import explain
 from server.api.context import Api, Notes, api_of, notes_of
@@ -53,16 +54,18 @@ async def answer(
     api, notes = api_of(request), notes_of(request.scope)
     notes.stream = streams
 
+    feeds: list[Feed] = []  # closed here, unless a stream does it
+
     async def opened() -> Feed:
         notes.generation = await open_generation()
-        return Feed(notes.generation, api, notes)
+        feeds.append(Feed(notes.generation, api, notes))
+        return feeds[0]
 
     async def whole() -> bytes:
         feed = await opened()
         generation = feed.generation
         return writer_of(generation).whole(await collect(feed, len(generation.choices)))
 
-    handed_over = False
     try:
         if not streams:
             body = await unless_client_leaves(request, whole())
@@ -78,14 +81,14 @@ async def answer(
             await unless_client_leaves(request, feed.look_ahead(ping or QUIET_S, until_started=True))
         response = EventStream(feed, writer_of(feed.generation), api, notes, ping or 0)
         response.headers.update(_own_headers(request, notes))
-        handed_over = True
+        feeds.clear()
         return response
     except ClientDisconnect:
         notes.disconnected = True
         return Response(status_code=CLIENT_LEFT)
     finally:
-        if notes.generation is not None and not handed_over:
-            notes.generation.close()
+        for feed in feeds:
+            feed.close()
             _log_miss(api, notes)
 
 
@@ -181,6 +184,7 @@ class Feed:
     def close(self) -> None:
         if self._ahead is not None:
             self._ahead.cancel()
+        self._deadlines.close()
         self.generation.close()
 
     def _note(self, event: GenerationEvent) -> None:
@@ -209,7 +213,6 @@ class EventStream(EventSourceResponse):
             ping=ping_interval_s,
             ping_message_factory=lambda: ServerSentEvent(comment="", sep="\n"),
             sep="\n",
-            send_timeout=api.options.timeout_s if api.options.timeout_s > 0 else None,
             # The base would end streams as soon as the server is told to stop; ours may finish within its grace.
             shutdown_grace_period=math.inf,
         )
@@ -217,17 +220,51 @@ class EventStream(EventSourceResponse):
         self._api = api
         self._notes = notes
         self._complete = False
+        self._sending_since: float | None = None  # by the event loop's clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            with self._api.metrics.open_stream():
+            with self._api.metrics.open_stream(), self._send_limit() as limit:
                 await super().__call__(scope, receive, send)
-        except SendTimeoutError:
-            self._notes.error_code = "send_timeout"
+            if limit.cancelled_caught:
+                self._notes.error_code = "send_timeout"
         finally:
             self._notes.disconnected = not self._complete
             self._feed.close()
             _log_miss(self._api, self._notes)
+
+    async def _send_with_timeout(self, send: Send, message: Message) -> None:
+        """The base would put a cancel scope and a timer around every token; `_send_limit` is one for them all."""
+        first = self._sending_since is None  # a ping may go beside a token
+        if first:
+            self._sending_since = asyncio.get_running_loop().time()
+        await send(message)
+        if first:
+            self._sending_since = None
+
+    @contextmanager
+    def _send_limit(self) -> Iterator[anyio.CancelScope]:
+        """A scope that is cancelled when the client takes nothing for `timeout_s`."""
+        loop, timeout_s = asyncio.get_running_loop(), self._api.options.timeout_s
+
+        timer: asyncio.TimerHandle | None = None
+
+        def look() -> None:
+            nonlocal timer
+            since = loop.time() if self._sending_since is None else self._sending_since
+            if loop.time() >= since + timeout_s:
+                scope.cancel()
+            else:
+                timer = loop.call_at(since + timeout_s, look)
+
+        if timeout_s > 0:
+            timer = loop.call_later(timeout_s, look)
+        try:
+            with anyio.CancelScope() as scope:
+                yield scope
+        finally:
+            if timer is not None:
+                timer.cancel()
 
     async def _frames(self, feed: Feed, writer: Writer) -> AsyncIterator[bytes]:
         """An error that comes after the 200 is the last frame of the stream."""

@@ -9,6 +9,7 @@ import asyncio
 import dataclasses
 import itertools
 import logging
+import socket
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -53,7 +54,8 @@ from server.engine.messages import (
     TokenPieces,
     Tokens,
 )
-from server.engine.wire import decode_events, encode_frame, read_frame
+from server.engine.options import EngineOptions
+from server.engine.wire import Configure, EngineConnection
 from server.errors import Conflict, EngineFailure, InvalidRequest, Unavailable
 
 log = logging.getLogger(__name__)
@@ -88,12 +90,15 @@ class JobStream:
         self._client = client
         self._events: deque[JobEvent] = deque()
         self._waiter: asyncio.Future[None] | None = None
+        self._interrupted: Exception | None = None
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> JobEvent:
         while not self._events:
+            if self._interrupted is not None:
+                raise self._interrupted
             if self.ended:
                 raise StopAsyncIteration
             self._waiter = asyncio.get_running_loop().create_future()
@@ -119,6 +124,14 @@ class JobStream:
             self._started.set()
         self.ended = isinstance(event, Finished | Failed)
         self._events.append(event)
+        self._wake()
+
+    def interrupt(self, error: Exception) -> None:
+        """Whoever waits for another event, now or later, gets `error` instead. The job goes on."""
+        self._interrupted = error
+        self._wake()
+
+    def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -137,7 +150,7 @@ class EngineClient:
         self._snapshot: Snapshot | None = None
         self._heartbeat = Heartbeat(0.0, 0)
         self._heartbeat_at = time.monotonic()
-        self._writer: asyncio.StreamWriter | None = None
+        self._connection: EngineConnection | None = None
         self._streams: dict[int, JobStream] = {}
         self._calls: dict[int, asyncio.Future[Event]] = {}
         self._job_ids = itertools.count(1)
@@ -243,11 +256,11 @@ class EngineClient:
         return answer
 
     async def _call(self, question: Question | ActOnSlot) -> Event:
-        writer = self._ready_writer()
+        connection = self._ready_connection()
         future: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
         self._calls[question.call_id] = future
         try:
-            writer.write(encode_frame([question]))
+            connection.send([question])
             answer = await future
         finally:
             self._calls.pop(question.call_id, None)
@@ -274,7 +287,7 @@ class EngineClient:
 
     def check_room(self, owner: str, n_jobs: int) -> None:
         """Raises QueueFull unless `owner` may open so many jobs more now, and Unavailable."""
-        self._ready_writer()
+        self._ready_connection()
         self._backlog.check_room(owner, n_jobs, self.facts.n_slots)
 
     def next_job_id(self) -> int:
@@ -282,17 +295,17 @@ class EngineClient:
 
     def open(self, job: Job) -> JobStream:
         """Submit a job. Raises Unavailable or QueueFull at once, before anything was sent."""
-        writer = self._ready_writer()
+        connection = self._ready_connection()
         self._backlog.check_room(job.owner, 1, self.facts.n_slots)
         stream = JobStream(self, job)
         self._streams[job.id] = stream
         self._backlog.opened(job)
-        writer.write(encode_frame([Submit(job)]))
+        connection.send([Submit(job)])
         return stream
 
     def cancel(self, job_id: int) -> None:
-        if job_id in self._streams and self._writer is not None:
-            self._writer.write(encode_frame([Cancel(job_id)]))
+        if job_id in self._streams and self._connection is not None:
+            self._connection.send([Cancel(job_id)])
 
     def stop_accepting(self) -> None:
         """Refuse new jobs and questions from now on; what is open goes on."""
@@ -300,28 +313,31 @@ class EngineClient:
 
     def ask_to_stop(self, save_s: float = 0.0) -> None:
         """Ask the engine process to end, if there is one; it may take `save_s` seconds to save what is in memory."""
-        if self._writer is not None:
-            self._writer.write(encode_frame([Stop(save_s)]))
+        if self._connection is not None:
+            self._connection.send([Stop(save_s)])
 
-    def _ready_writer(self) -> asyncio.StreamWriter:
-        if self._status.state is not EngineState.READY or self._writer is None:
+    def _ready_connection(self) -> EngineConnection:
+        if self._status.state is not EngineState.READY or self._connection is None:
             raise self._unavailable()
-        return self._writer
+        return self._connection
 
     # ── the connection ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Take events from a new engine process until its connection ends, then fail what was open."""
-        self._writer = writer
+    async def connect(self, sock: socket.socket, options: EngineOptions) -> None:
+        """Give a new engine process its options and take events from it until the connection ends; then fail what was
+        open."""
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_connection(lambda: EngineConnection(self._take), sock=sock)
+        self._connection = connection
         self._heartbeat_at = time.monotonic()
         self.load_failure = None
+        connection.send(Configure(options))
         try:
-            while (body := await read_frame(reader)) is not None:
-                for event in decode_events(body):
-                    self._take(event)
+            await connection.closed
         finally:
-            self._writer = None
+            self._connection = None
             self._heartbeat = Heartbeat(0.0, 0)
+            connection.close()
 
     def fail_all(self, reason: str, *, stopping: bool = False) -> None:
         """The engine is gone: end every job and every question. Jobs that had not started may be asked again, and when

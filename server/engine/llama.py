@@ -342,6 +342,10 @@ class _Batch:
         addresses = self._sequences.ctypes.data + np.arange(capacity, dtype=np.uintp) * self._sequences.itemsize
         self._sequence_pointers = addresses.astype(np.uintp)
         self._steps = np.arange(capacity, dtype=np.int32)
+        self._token_items = self._tokens.data
+        self._position_items = self._positions.data
+        self._sequence_items = self._sequences.data
+        self._output_items = self.outputs.data
         self.native = bindings.llama_batch()
         fields: dict[str, NDArray[Any]] = {
             "token": self._tokens,
@@ -364,6 +368,14 @@ class _Batch:
         n_outputs = row = 0
         for piece in pieces:
             count = len(piece.tokens)
+            if count == 1 and piece.logits is Logits.LAST:  # the usual row, without numpy's price for a slice
+                self._token_items[row] = piece.tokens[0]
+                self._position_items[row] = piece.start
+                self._sequence_items[row] = piece.sequence
+                self._output_items[row] = 1
+                n_outputs += 1
+                row += 1
+                continue
             end = row + count
             tokens[row:end] = piece.tokens
             np.add(self._steps[:count], piece.start, out=positions[row:end])

@@ -34,7 +34,9 @@ class LlamaSampler:
         self._show_special = job.show_special
         self._post_probs = job.post_sampling_probs and job.n_logprobs is not None
         self._bias = chains.biases(options, source.vocabulary)
-        self._greedy = not self._post_probs and not self._bias and chains.is_argmax(options)
+        self._biased = frozenset(token for token, _ in self._bias)
+        self._raises = any(bias > 0.0 for _, bias in self._bias)
+        self._greedy = not self._post_probs and chains.is_argmax(options)
         self._remembers = chains.remembers(source, options)
         self._chain: int | None = None
         self._grammar: int | None = None
@@ -59,10 +61,27 @@ class LlamaSampler:
     def sample(self, row: int) -> int:
         """Raises InvalidRequest when the grammar allows no token any more."""
         if self._greedy:
-            return int(self._source.logits(row).argmax())
+            return self._argmax(row)
         if (self._grammar is None or not self.uses_grammar) and not self._post_probs:
             return self._sample_plainly(row)
         return self._sample_candidates(row)
+
+    def _argmax(self, row: int) -> int:
+        """What the chain would choose, without its list of all candidates, which is three times as large as the
+        logits and has to be written first."""
+        token = int(self._source.logits(row).argmax())
+        # Biases that only lower others than the likeliest token change nothing.
+        if self._bias and (token in self._biased or self._raises):
+            token = int(self._biased_logits(row).argmax())
+        return token
+
+    def _biased_logits(self, row: int) -> NDArray[np.float32]:
+        logits = self._source.logits(row)
+        if self._bias:
+            logits = logits.copy()
+            for token, bias in self._bias:
+                logits[token] += bias
+        return logits
 
     def _sample_plainly(self, row: int) -> int:
         self._source.require(row)
@@ -74,7 +93,7 @@ class LlamaSampler:
     def propose(self, row: int) -> int:
         """What `sample` would choose, not accepted yet: a chain that remembers its tokens has not been told."""
         if self._greedy:
-            return int(self._source.logits(row).argmax())
+            return self._argmax(row)
         if self._remembers or self._post_probs:
             return self._choose(row)
         return self._sample_plainly(row)
@@ -84,8 +103,11 @@ class LlamaSampler:
         options ban them all."""
         tokens = np.flatnonzero(allowed[: self._source.vocabulary.n_tokens])
         if len(tokens) and self._greedy:
-            return int(tokens[self._source.logits(row)[tokens].argmax()])
-        if len(tokens):
+            logits = self._biased_logits(row)[tokens]
+            best = int(logits.argmax())
+            if logits[best] != -math.inf:
+                return int(tokens[best])
+        elif len(tokens):
             token = self._choose(row, among=tokens)
             if self._current.data[self._current.selected].logit != -math.inf:
                 return token

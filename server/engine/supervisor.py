@@ -20,7 +20,6 @@ import msgspec
 from server.engine.client import EngineClient, EngineState, EngineStatus
 from server.engine.options import EngineOptions, SupervisorOptions
 from server.engine.threads import openmp_environment
-from server.engine.wire import Configure, encode_frame
 from server.errors import LoadError, StartError
 
 log = logging.getLogger(__name__)
@@ -141,13 +140,10 @@ class Supervisor:
         finally:
             theirs.close()
         self._process = process
-        reader, writer = await asyncio.open_connection(sock=ours)
-        writer.write(encode_frame(Configure(self._engine)))
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._keep_lines(process))
             watch = tasks.create_task(self._watch(process))
-            await self._client.listen(reader, writer)
-            writer.close()
+            await self._client.connect(ours, self._engine)
             # The connection ended: either the process is dead, or it has nothing left to say.
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(process.wait(), 10)

@@ -8,7 +8,8 @@ import select
 import socket
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import cast
 
 import msgspec
 
@@ -33,10 +34,6 @@ _configure = msgspec.msgpack.Decoder(Configure)
 def encode_frame(messages: Sequence[msgspec.Struct] | Configure) -> bytes:
     body = _encoder.encode(messages)
     return _LENGTH.pack(len(body)) + body
-
-
-def decode_events(body: bytes) -> list[Event]:
-    return _events.decode(body)
 
 
 class EngineSocket:
@@ -88,10 +85,45 @@ class EngineSocket:
         return True
 
 
-async def read_frame(reader: asyncio.StreamReader) -> bytes | None:
-    """The body of the next frame, or None at the end of the stream, a broken frame included."""
-    try:
-        (n,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-        return await reader.readexactly(n)
-    except (asyncio.IncompleteReadError, ConnectionError):
-        return None
+class EngineConnection(asyncio.Protocol):
+    """The HTTP process' end. `take` gets each event as it arrives; `closed` is done when the connection has ended, with
+    the exception that ended it if it was ours."""
+
+    def __init__(self, take: Callable[[Event], None]) -> None:
+        self._take = take
+        self._received = bytearray()
+        self._transport: asyncio.Transport | None = None
+        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        received, start, end = self._received, 0, len(self._received)
+        while end - start >= _LENGTH.size:
+            (n,) = _LENGTH.unpack_from(received, start)
+            body = start + _LENGTH.size
+            if end - body < n:
+                break
+            start = body + n
+            for event in _events.decode(received[body:start]):
+                self._take(event)
+        del received[:start]
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self.closed.done():
+            return
+        if error is None or isinstance(error, OSError):  # the engine is gone
+            self.closed.set_result(None)
+        else:
+            self.closed.set_exception(error)
+
+    def send(self, messages: Sequence[msgspec.Struct] | Configure) -> None:
+        """Never waits; what is sent after the end is lost."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(encode_frame(messages))
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()

@@ -13,19 +13,19 @@ from server.api.errors import TimedOut
 from server.api.options import HttpOptions
 from server.chat.options import ChatOptions
 from server.engine.messages import Counters, Job, SlotState, SlotView, Snapshot
-from server.errors import Unavailable
+from server.errors import GlmserveError, Unavailable
 from server.service import ChatService, GenerationOptions
 from tests.support.engine import scripted_client
 from tests.support.http import Gate, assert_idle, frames_of, generating, served
 from tests.support.scripted import ScriptedBackend
 
 
-@pytest.mark.parametrize("stream", [True, False])
-async def test_a_request_may_live_so_long(stream: bool) -> None:
+@pytest.mark.parametrize(("stream", "n"), [(True, 1), (False, 1), (True, 3), (False, 3)])
+async def test_a_request_may_live_so_long(stream: bool, n: int) -> None:
     async with served(request_limit_s=0.05) as s:
         s.backend.reply = None  # without end
         s.backend.on_decode = None
-        response = await s.chat(stream=stream, max_tokens=-1)
+        response = await s.chat(stream=stream, max_tokens=-1, n=n)
         await assert_idle(s.engine)
         (record,) = await s.metrics.finished(1)
     error = frames_of(response.text).data[-1]["error"] if stream else response.json()["error"]
@@ -80,10 +80,14 @@ class Silent:
         self.choices = [SimpleNamespace(stream=SimpleNamespace(job=Job(7, [1])))]
         self._pace = pace
         self._n_read = 0
+        self.error: asyncio.Future[NoReturn] = asyncio.get_running_loop().create_future()
 
     async def __anext__(self) -> NoReturn:
-        await asyncio.Event().wait()
+        await self.error
         raise AssertionError("unreachable")
+
+    def interrupt(self, error: GlmserveError) -> None:
+        self.error.set_exception(error)
 
     @property
     def snapshot(self) -> Snapshot:
@@ -101,6 +105,23 @@ async def test_reading_a_long_prompt_and_waiting_are_no_stand_still(queued: bool
     deadlines = Deadlines(silent, silent, HttpOptions(timeout_s=0.01))
     with pytest.raises(TimeoutError):  # the test's own, which is twenty times longer
         await asyncio.wait_for(deadlines.next_event(), 0.2)
+
+
+async def test_a_client_that_takes_nothing_is_no_stand_still_of_the_engine() -> None:
+    silent: Any = Silent()
+    deadlines = Deadlines(silent, silent, HttpOptions(timeout_s=0.01))
+    with pytest.raises(TimeoutError):  # nobody waits for an event
+        await asyncio.wait_for(asyncio.shield(silent.error), 0.1)
+    with pytest.raises(TimedOut):
+        await deadlines.next_event()
+
+
+async def test_nothing_is_watched_after_the_end() -> None:
+    silent: Any = Silent()
+    deadlines = Deadlines(silent, silent, HttpOptions(request_limit_s=0.01))
+    deadlines.close()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(asyncio.shield(silent.error), 0.1)
 
 
 async def test_progress_of_others_does_not_count() -> None:
@@ -125,9 +146,10 @@ async def test_the_first_limit_that_is_passed_counts() -> None:
         queue = Deadlines(waiting, engine, HttpOptions(queue_timeout_s=0.01, request_limit_s=5))
         with pytest.raises(Unavailable):
             await queue.next_event()
-        life = Deadlines(waiting, engine, HttpOptions(queue_timeout_s=5, request_limit_s=0.01))
+        longer = await service.open_completion([("b",)], GenerationOptions())
+        life = Deadlines(longer, engine, HttpOptions(queue_timeout_s=5, request_limit_s=0.01))
         with pytest.raises(TimedOut):
             await life.next_event()
-        running.close()
-        waiting.close()
+        for generation in (running, waiting, longer):
+            generation.close()
         gate.open()

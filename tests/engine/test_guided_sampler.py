@@ -79,6 +79,7 @@ def answers(backend: LlamaBackend, *jobs: Job) -> Log:
         SamplingOptions(seed=1, samplers=("top_k", "adaptive_p"), adaptive_target=0.5),
         SamplingOptions(temperature=0.0, repeat_penalty=1.5),
         SamplingOptions(seed=1, logit_bias=((20, 1.0),)),
+        SamplingOptions(temperature=0.0, logit_bias=((20, 1.0),)),
     ],
 )
 def test_json_is_written_whatever_the_chain(backend: LlamaBackend, sampling: SamplingOptions) -> None:
@@ -139,10 +140,12 @@ def first_token(backend: LlamaBackend, sampler: Sampler) -> tuple[int, int]:
     return row, sampler.sample(row)
 
 
-def test_options_that_ban_all_that_is_allowed_fail_the_job(backend: LlamaBackend) -> None:
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_options_that_ban_all_that_is_allowed_fail_the_job(backend: LlamaBackend, temperature: float) -> None:
     bans = tuple((backend.tokenize([Span("t", special=False)], add_special=False)[0], float("-inf")) for _ in range(1))
     only_t = Constraint("start: /t+x/")
-    log = answers(backend, job(backend, SamplingOptions(seed=1, logit_bias=bans), constraint=only_t))
+    options = SamplingOptions(seed=1, temperature=temperature, logit_bias=bans)
+    log = answers(backend, job(backend, options, constraint=only_t))
     end = log.end(1)
     assert isinstance(end, Failed)
     assert end.kind is FailureKind.INVALID

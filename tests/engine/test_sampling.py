@@ -183,6 +183,22 @@ def test_minus_infinity_bans_a_token(backend: LlamaBackend) -> None:
     assert generate(backend, Job(0, prompt(backend), banned), 1)[0][0] != first
 
 
+@pytest.mark.parametrize(
+    "change", [(-math.inf, 0.0), (0.0, 100.0), (-100.0, 0.5), (0.0, -3.0), (-3.0, -3.0), (2.0, 2.0)]
+)
+def test_a_greedy_choice_under_biases_is_that_of_the_chain(backend: LlamaBackend, change: tuple[float, float]) -> None:
+    """Greedy goes without the chain, whatever the biases do to the likeliest token and to another one."""
+    tokens = prompt(backend)
+    first = generate(backend, Job(0, tokens, SamplingOptions(temperature=0.0)), 1)[0][0]
+    other = (first + 7) % backend.facts.n_vocab
+    for others in (change, change[::-1]):
+        biases = ((first, others[0]), (other, others[1]))
+        greedy = SamplingOptions(temperature=0.0, logit_bias=biases, ignore_eos=True)
+        chain = SamplingOptions(temperature=1.0, top_k=1, logit_bias=biases, ignore_eos=True)
+        expected = generate(backend, Job(0, tokens, chain), 8)[0]
+        assert generate(backend, Job(0, tokens, greedy), 8)[0] == expected
+
+
 def test_ignore_eos_bans_every_end_token(backend: LlamaBackend) -> None:
     options = SamplingOptions(seed=3, logit_bias=((eos(backend), 100.0),))
     assert generate(backend, Job(0, prompt(backend), options), 8)[0] == [eos(backend)]

@@ -11,7 +11,6 @@ from contextlib import asynccontextmanager
 from server.engine.client import EngineClient, EngineState
 from server.engine.options import DiskOptions, EngineOptions, ModelOptions, SchedulerOptions
 from server.engine.process import EngineProcess
-from server.engine.wire import Configure, encode_frame
 from tests.support.scripted import ScriptedBackend
 
 
@@ -32,11 +31,8 @@ async def scripted_client(
     thread = threading.Thread(target=process.run, name="engine", daemon=True)
     thread.start()
     client = EngineClient(max_waiting=scheduler.max_waiting, n_owners=n_owners)
-    reader, writer = await asyncio.open_connection(sock=ours)
-    writer.write(
-        encode_frame(Configure(EngineOptions(ModelOptions(model_path), scheduler, disk=disk or DiskOptions())))
-    )
-    listening = asyncio.create_task(client.listen(reader, writer))
+    options = EngineOptions(ModelOptions(model_path), scheduler, disk=disk or DiskOptions())
+    connected = asyncio.create_task(client.connect(ours, options))
     while client.status.state is not EngineState.READY:
         await client.changed()
     try:
@@ -46,6 +42,5 @@ async def scripted_client(
         await asyncio.to_thread(thread.join, 10)
         theirs.shutdown(socket.SHUT_RDWR)  # wakes the input thread, which a close would not
         theirs.close()
-        await listening
-        writer.close()
+        await connected
         assert not thread.is_alive(), "the engine did not stop"
