@@ -297,7 +297,8 @@ class _Server:
             return
         n_running = len(self._client.jobs)
         grace_s = self._config.http.shutdown_grace_s
-        logger.info("%s: stopping; %d running requests may finish within %.0f s", name, n_running, grace_s)
+        running = "1 running request" if n_running == 1 else f"{n_running} running requests"
+        logger.info("%s: stopping; %s may finish within %.0f s", name, running, grace_s)
         self._client.stop_accepting()
         self._save_until = time.monotonic() + grace_s
         if self._uvicorn is not None:
@@ -313,7 +314,9 @@ class _Server:
 
     async def _end_grace(self, grace_s: float) -> None:
         await asyncio.sleep(grace_s)
-        logger.warning("the grace of %.0f s is over: %d requests are cut", grace_s, len(self._client.jobs))
+        n_cut = len(self._client.jobs)
+        cut = "1 request is cut" if n_cut == 1 else f"{n_cut} requests are cut"
+        logger.warning("the grace of %.0f s is over: %s", grace_s, cut)
         self._stop_now()
 
     def _stop_now(self) -> None:

@@ -139,7 +139,8 @@ class Generation:
             if choice.end is not None:  # it was cut; this was on its way
                 continue
             if isinstance(event, Failed):
-                choice.timings = event.timings
+                if event.timings != Timings():  # an engine that died tells none; what was known of it stays
+                    choice.timings = event.timings
                 raise _error_of(event, self._engine.status.retry_after_s)
             shown = _shown(choice, event)
             if isinstance(shown, ChoiceText) and _is_over(choice):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from server.chat.patterns import FORMAT_PATTERNS
-from server.chat.schema_types import type_name
+from server.chat.schema_types import ALL_TYPES, type_name
 from server.errors import InvalidRequest
 
 # Checked after the fact only, so no grammar can hold a text to them.
@@ -40,6 +40,7 @@ _HARMLESS: dict[str, tuple[Any, ...]] = {  # values that ask for nothing
 }
 _MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 _LISTS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
+_SHOWN = 60  # characters of a wrong type's name that a message repeats
 _SINGLE = frozenset({"items", "additionalProperties", "additionalItems"})
 
 
@@ -53,13 +54,21 @@ class Limits:
 
     def cannot(self, keyword: str, path: str) -> None:
         """Raises InvalidRequest where the schema is strict."""
-        if self.strict:
-            raise InvalidRequest(
-                f"Field '{self.field}': the keyword '{keyword}' at {path} cannot be enforced while the answer is "
-                f"written; take it out of the schema, or ask without 'strict'",
-                param=self.field.partition(".")[0],
-            )
+        self._refuse_if_strict(
+            f"the keyword '{keyword}' at {path} cannot be enforced while the answer is written; take it out of the "
+            f"schema, or ask without 'strict'"
+        )
         self.note(keyword, path)
+
+    def unknown_type(self, name: object, path: str) -> None:
+        """Raises InvalidRequest where the schema is strict."""
+        shown = repr(name) if len(repr(name)) <= _SHOWN else f"{repr(name)[:_SHOWN]}…"
+        self._refuse_if_strict(f"{shown} at {path}/type is no JSON type; use {', '.join(sorted(ALL_TYPES))}")
+        self.note(f"type {shown}", path)
+
+    def _refuse_if_strict(self, why: str) -> None:
+        if self.strict:
+            raise InvalidRequest(f"Field '{self.field}': {why}", param=self.field.partition(".")[0])
 
     def note(self, keyword: str, path: str) -> None:
         self.relaxed.append(f"{keyword} at {path}")
@@ -110,7 +119,7 @@ def _other(keyword: str, value: object, path: str, result: dict[str, Any], limit
             names = value if isinstance(value, list) else [value]
             known = [type_name(name) for name in names]
             if None in known:
-                limits.cannot("type", path)
+                limits.unknown_type(names[known.index(None)], path)
             else:
                 result["type"] = known if isinstance(value, list) else known[0]
         case "format":

@@ -1,5 +1,5 @@
-"""Whether a model fits this box, roughly: by the size of its files and the memory there is. A plan made of the model's
-header is exact; this says what is worth fetching.
+"""Whether a model fits this box: planned with its header where it is here, else by its size, which says what is worth
+fetching. Both go by the memory that is installed.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from server.cli.tables import size_text
+from server.errors import StartError
 from server.fit.machine import host_memory
 from server.store.local import LocalModel
 from server.store.recipes import Quant, Recipe
@@ -39,14 +40,48 @@ def memory_here(environment: Mapping[str, str]) -> Memory:
     return Memory(_visible(_gpus(), environment.get("CUDA_VISIBLE_DEVICES")), host_memory().total_bytes)
 
 
-def judge_for(memory: Memory) -> Callable[[Recipe, Quant, LocalModel | None], str]:
-    """Says "unknown" where the size is."""
+def judge_for(
+    memory: Memory, environment: Mapping[str, str] | None = None
+) -> Callable[[Recipe, Quant, LocalModel | None], str]:
+    """Says "unknown" where the size is. `environment`: for the flags that a plan goes by."""
 
     def judge(_recipe: Recipe, quant: Quant, model: LocalModel | None) -> str:
-        size = model.n_bytes if model and model.whole else quant.size_bytes
-        return "unknown" if size is None else fits_text(size, memory)
+        if model is None or not model.whole:
+            return "unknown" if quant.size_bytes is None else fits_text(quant.size_bytes, memory)
+        return planned_text(str(model.first), memory, environment or {}) or fits_text(model.n_bytes, memory)
 
     return judge
+
+
+def planned_text(first_shard: str, memory: Memory, environment: Mapping[str, str]) -> str:
+    """Where the server would put the model, and the tokens that one request would get; empty where that does not fit,
+    or cannot be planned."""
+    from server.cli.build import engine_options
+    from server.cli.command import read_settings
+    from server.fit.choice import Device
+    from server.fit.facts import read_shape
+    from server.fit.placement import Box, Planner
+    from server.fit.words import tokens
+    from server.gguf import read_header
+    from server.planning import shard_paths, wish_of
+
+    gpus = tuple(Device(f"GPU{number}", size, size) for number, size in enumerate(memory.gpus))
+    box = Box(gpus, Device("host", memory.ram, memory.ram, kind="cpu", is_cuda=False))
+    try:
+        shape = read_shape([read_header(path) for path in shard_paths(first_shard)])
+        engine = engine_options(read_settings([], environment), first_shard)
+        settled = Planner(shape, box).settle(wish_of(engine, shape, on_cuda=bool(gpus)))
+    except (StartError, OSError):
+        return ""
+    if not settled.plan.fits:
+        return ""
+    if not gpus:
+        where = "fits the RAM"
+    elif settled.n_cpu_moe or any(home is None for home in settled.plan.placement.blocks):
+        where = "with experts in RAM" if settled.n_cpu_moe else "with layers in RAM"
+    else:
+        where = "fits the GPUs" if len(gpus) > 1 else "fits the GPU"
+    return f"{where}, {tokens(settled.plan.cells.n_ctx_seq)} tokens"
 
 
 def fits_text(size: int, memory: Memory) -> str:

@@ -61,7 +61,7 @@ def refusal(planner: Planner, wish: Wish, plan: MemoryPlan) -> str:
     if ways:
         lines += ["  It would fit with", *(f"    {way}" for way in ways)]
     else:
-        lines += [f"  No flag helps: the weights are too large. {_smaller(planner)}"]
+        lines += [f"  {_no_way(planner)}"]
     return "\n".join(lines)
 
 
@@ -124,8 +124,13 @@ def _fewer_slots(planner: Planner, wish: Wish) -> Iterator[WayOut]:
             return
 
 
-def _smaller(planner: Planner) -> str:
-    """How large a quantisation could be."""
+def _no_way(planner: Planner) -> str:
     shape, box = planner.shape, planner.box
     room = sum(device.free_bytes for device in box.devices) or box.host.free_bytes
-    return f"Take a smaller quantisation: {size(shape.file_bytes)} are to go into {size(room)}."
+    if shape.weights_bytes <= room:
+        return (
+            "No single flag helps: what is asked for beside the weights is too large. Give smaller --ctx-size, "
+            "--ubatch-size and --parallel together."
+        )
+    into = f"{size(shape.file_bytes)} are to go into {size(room)}"
+    return f"No flag helps: the weights are too large. Take a smaller quantisation: {into}."

@@ -147,6 +147,8 @@ async def test_an_engine_that_dies_ends_streams_with_an_error_frame_and_answers_
     assert answered.status_code == 500
     assert answered.json()["error"]["reason"] == "engine_failure"
     assert {record.error_code for record in s.metrics.records} == {"engine_failure"}
+    # What was known of the requests stays in the log, although the engine can tell nothing more.
+    assert all(timings.predicted_n > 0 for record in s.metrics.records for timings in record.timings)
 
 
 # ── while it loads ───────────────────────────────────────────────────────────────────────────────────────────────────

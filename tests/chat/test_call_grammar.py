@@ -234,7 +234,7 @@ def test_one_call_only_where_that_was_asked(walker: Walker) -> None:
         ({"properties": {"x": {"not": {"const": 1}}}}, "not at #/properties/x"),
         ({"if": {}, "then": {}}, "if at #"),
         ({"properties": {"x": {"type": "string", "format": "regex"}}}, "format 'regex' at #/properties/x"),
-        ({"properties": {"x": {"type": "tuple"}}}, "type at #/properties/x"),
+        ({"properties": {"x": {"type": "tuple"}}}, "type 'tuple' at #/properties/x"),
         ({"properties": {"x": {"$ref": "other.json"}}}, "$ref at #/properties/x"),
         ({"properties": {" x": {}}}, "properties/ x at #"),
         ({"properties": {"a": {}}, "oneOf": [{"properties": {"b": {}}}, {"properties": {"c": {}}}]}, "oneOf at #"),

@@ -53,7 +53,6 @@ def test_other_dialects_are_translated(schema: Any, expected: Any) -> None:
         ({"items": {"propertyNames": {"pattern": "a"}}}, "propertyNames at #/items"),
         ({"unevaluatedProperties": False}, "unevaluatedProperties at #"),
         ({"dependentRequired": {"a": ["b"]}}, "dependentRequired at #"),
-        ({"type": "tuple"}, "type at #"),
         ({"$ref": "http://x/y"}, "$ref at #"),
         ({"$defs": {"x": {"not": {}}}}, "not at #/$defs/x"),
         ({"items": [{"not": {}}]}, "not at #/items/0"),
@@ -66,6 +65,21 @@ def test_what_cannot_be_enforced_is_refused_or_said(schema: Any, said: str) -> N
         enforceable(schema, Limits("response_format.json_schema", strict=True))
     assert f"'{keyword}' at {path} cannot be enforced" in caught.value.message
     assert caught.value.param == "response_format"
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"type": "tuple"}, "'tuple' at #/type is no JSON type"),
+        ({"properties": {"a": {"type": ["string", "banana"]}}}, "'banana' at #/properties/a/type is no JSON type"),
+        ({"type": 7}, "7 at #/type is no JSON type"),
+    ],
+)
+def test_a_type_that_there_is_not_is_refused_with_those_that_there_are(schema: Any, said: str) -> None:
+    with pytest.raises(InvalidRequest, match="use array, boolean, integer, null, number, object, string") as caught:
+        enforceable(schema, Limits("response_format.json_schema", strict=True))
+    assert said in caught.value.message
+    assert relaxed(schema)[1][0].startswith("type ")
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,10 @@ def test_recipes_are_listed_with_what_is_here(home: Path, capsys: pytest.Capture
     assert row(lines, "UD-Q3_K_M") == [*size_words(first), "2", str(first), "fits", "the", "GPUs"]
     assert "2 of 3 files in " + str(part.parent) in "\n".join(lines)
     assert row(lines, "tiny-glm") == ["2.0", "MB", "3", "yes", "fits"]
-    assert lines[-1] == "This box, roughly and by size alone: 8 GPUs (85.0 GB), 1.0 TB of RAM."
+    assert lines[-1] == (
+        "This box: 8 GPUs (85.0 GB), 1.0 TB of RAM. What is here was planned with the server's defaults; the rest goes "
+        "by size alone."
+    )
     assert "OTHER MODELS HERE" not in "\n".join(lines)
 
 

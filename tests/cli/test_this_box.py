@@ -12,6 +12,7 @@ import pytest
 from server.cli.this_box import Memory, fits_text, judge_for, memory_here
 from server.store.local import LocalModel
 from server.store.recipes import load_recipes
+from server.store.source import tiny_glm_model
 
 GB = 10**9
 BOX = Memory((80 * GB,) * 8, 1000 * GB)
@@ -41,6 +42,30 @@ def test_what_is_here_has_its_true_size() -> None:
     here = LocalModel("o/r", "q", Path("m.gguf"), 1, 1, 50 * GB)
     assert judge(recipe, recipe.quants["UD-IQ4_NL"], here) == "fits the RAM"
     assert judge(recipe, recipe.quants["UD-Q4_K_M"], None) == "lacks 448.2 GB"
+
+
+@pytest.mark.parametrize(
+    ("memory", "text"),
+    [
+        (Memory((), 16 * GB), "fits the RAM, 1,048,576 tokens"),
+        (Memory((), 2 * GB), "fits the RAM, 482,560 tokens"),
+        (Memory((8 * GB,), 16 * GB), "fits the GPU, 1,048,576 tokens"),
+        (Memory((8 * GB,) * 2, 16 * GB), "fits the GPUs, 1,048,576 tokens"),
+        (Memory((), 1 << 20), "lacks 1.3 MB"),
+    ],
+)
+def test_what_is_here_is_planned(memory: Memory, text: str) -> None:
+    recipe = next(recipe for recipe in load_recipes() if recipe.name == "glm-5.2")
+    here = LocalModel("o/r", "q", tiny_glm_model(), 3, 3, 1_980_000)
+    assert judge_for(memory)(recipe, recipe.quants["UD-IQ4_NL"], here) == text
+
+
+def test_what_cannot_be_read_goes_by_its_size(tmp_path: Path) -> None:
+    broken = tmp_path / "m.gguf"
+    broken.write_bytes(b"GGUF")
+    recipe = next(recipe for recipe in load_recipes() if recipe.name == "glm-5.2")
+    here = LocalModel("o/r", "q", broken, 1, 1, 50 * GB)
+    assert judge_for(Memory((), 100 * GB))(recipe, recipe.quants["UD-IQ4_NL"], here) == "fits the RAM"
 
 
 class FakeNvml(ModuleType):

@@ -119,9 +119,20 @@ def test_a_host_that_cannot_hold_what_stays_there_is_no_fit(shapes: Shapes) -> N
     planner = Planner(shapes.of("glm-4.5-air"), Box(gpus(1, 24), Device("host", 32 * GIB, 32 * GIB, "cpu")))
     settled = planner.settle(Wish(ContextChoice(n_ctx=32768), frozenset({"n_ctx"})))
     assert not settled.plan.fits
-    assert "No flag helps" in refusal(planner, Wish(ContextChoice(n_ctx=32768)), settled.plan)
+    assert "No flag helps: the weights are too large" in refusal(
+        planner, Wish(ContextChoice(n_ctx=32768)), settled.plan
+    )
     cpu = Planner(shapes.of("glm-4.5-air"), Box((), Device("host", 64 * GIB, 64 * GIB, "cpu")))
     assert not cpu.settle(Wish(ContextChoice(n_ctx=4096))).plan.fits
+
+
+def test_the_weights_are_not_blamed_where_the_sizes_are_too_large(shapes: Shapes) -> None:
+    planner = Planner(shapes.of("glm-4.5-air"), Box((), Device("host", 200 * GIB, 200 * GIB, "cpu")))
+    wish = Wish(ContextChoice(n_ctx=1 << 22, n_ubatch=4096, n_batch=4096), ALL_GIVEN)
+    for least_ctx in (4096, 1 << 22):
+        said = refusal(planner, replace(wish, least_ctx=least_ctx), planner.settle(wish).plan)
+        assert ("No single flag helps: what is asked for" in said) == (least_ctx > 4096)
+        assert "weights are too large" not in said
 
 
 def test_what_is_within_the_margin_is_tight(shapes: Shapes) -> None:

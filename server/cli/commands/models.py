@@ -41,14 +41,15 @@ def run(call: Call) -> int:
     places = Places.from_environment(call.environment, call["models-dir"])
     local = local_models(places.models, places.hf_cache)
     memory = memory_here(call.environment)
-    judge = judge_for(memory)
+    judge = judge_for(memory, call.environment)
     if call["json"]:
         text = json_text(recipes, local, judge=judge)
     elif call["name"]:
         text = one_text(recipes[0], local, judge=judge)
     else:
         text = list_text(recipes, local, color=sys.stdout.isatty(), judge=judge)
-        text += f"This box, roughly and by size alone: {memory.text}.\n"
+        how = "What is here was planned with the server's defaults; the rest goes by size alone."
+        text += f"This box: {memory.text}. {how}\n"
     sys.stdout.write(text)
     sys.stdout.flush()
     return 0
