@@ -1,7 +1,6 @@
 # In place of llama.cmake, for machines that are not here (GLMSERVE_PORTABLE=on): a CPU library for each generation of
 # processors, the best of which is chosen when the server starts; devices as libraries that may fail to load (no driver,
-# no GPU); the compiler's runtime inside; CUDA's libraries looked for where the packages nvidia-cublas and
-# nvidia-cuda-runtime put them (13 in one folder, 12 in two).
+# no GPU); the compiler's runtime inside.
 include(${CMAKE_CURRENT_LIST_DIR}/llama.cmake)
 if(PROJECT_NAME STREQUAL "llama_cpp")
   set(GGML_NATIVE OFF CACHE BOOL "")
@@ -15,12 +14,4 @@ if(PROJECT_NAME STREQUAL "llama_cpp")
     file(REAL_PATH ${path} path)
     install(FILES ${path} DESTINATION llama_cpp/lib RENAME ${library})
   endforeach()
-  function(glmserve_cuda_from_packages)
-    if(TARGET ggml-cuda)
-      set(packages "$ORIGIN/../../nvidia")
-      set_target_properties(ggml-cuda PROPERTIES INSTALL_RPATH
-        "$ORIGIN;${packages}/cu13/lib;${packages}/cublas/lib;${packages}/cuda_runtime/lib")
-    endif()
-  endfunction()
-  cmake_language(DEFER CALL glmserve_cuda_from_packages)
 endif()

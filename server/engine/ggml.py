@@ -11,6 +11,7 @@ import ctypes
 import importlib
 import importlib.util
 import os
+import re
 import socket
 import sys
 from collections.abc import Iterator
@@ -49,6 +50,9 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
 }
 
 
+_MISSING_LIBRARY = re.compile(r"(lib[^\s:/]+\.so[^\s:/]*): cannot open shared object file")
+
+
 def load_bindings() -> ModuleType:
     """The module `llama_cpp.llama_cpp`, without running the package's `__init__`: that one imports chat templates,
     caches and pydantic helpers, 0.2 s in every engine start. Raises LoadError when the native library cannot load."""
@@ -60,7 +64,28 @@ def load_bindings() -> ModuleType:
     try:
         return importlib.import_module("llama_cpp.llama_cpp")
     except (ImportError, OSError, RuntimeError) as error:
-        raise LoadError(f"llama.cpp's library cannot be loaded: {error}; rebuild it with `make install`") from error
+        raise LoadError(f"llama.cpp's library cannot be loaded: {_cause_and_way_out(str(error))}") from error
+
+
+def _cause_and_way_out(reason: str) -> str:
+    """Rebuilding helps where the library itself is wrong, not where one that it needs is missing."""
+    missing = _MISSING_LIBRARY.search(reason)
+    if missing is None:
+        return f"{reason}; rebuild it with `make install`"
+    name = missing[1]
+    if name.startswith("libcuda.so"):
+        return (
+            f"it was built for GPUs, and {name} of the NVIDIA driver is missing; start the container with --gpus all "
+            f"or install the driver, or build for the CPU alone: GLMSERVE_CUDA=off make install"
+        )
+    if name.startswith(("libcudart", "libcublas", "libnvrtc")):
+        return (
+            f"CUDA's {name} is missing; install CUDA's runtime and cuBLAS of this version, or name the folder they are "
+            f"in: LD_LIBRARY_PATH=/usr/local/cuda/lib64"
+        )
+    if name.startswith("libgomp"):
+        return f"{name} is missing; install it (Debian, Ubuntu: apt-get install libgomp1)"
+    return f"{name} is missing; install it, or rebuild llama.cpp with `make install`"
 
 
 def library_directory(bindings: ModuleType) -> Path:
@@ -87,9 +112,7 @@ class Ggml:
         try:
             self._lib = ctypes.CDLL(str(path))
         except OSError as error:
-            raise LoadError(
-                f"{path} cannot be loaded: {error}; rebuild llama-cpp-python with `make install`"
-            ) from error
+            raise LoadError(f"{path} cannot be loaded: {_cause_and_way_out(str(error))}") from error
         for name, (result, arguments) in _PROTOTYPES.items():
             function = getattr(self._lib, name)
             function.restype, function.argtypes = result, arguments

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -52,6 +53,39 @@ def test_a_missing_library_is_a_load_error(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("LLAMA_CPP_LIB_PATH", "/nowhere")
     with pytest.raises(LoadError, match=r"/nowhere/libggml\.so\.0"):
         Ggml(bindings)
+
+
+@pytest.mark.parametrize(
+    ("name", "way_out"),
+    [
+        ("libcuda.so.1", "of the NVIDIA driver is missing; start the container with --gpus all"),
+        ("libcublas.so.13", "CUDA's libcublas.so.13 is missing; install CUDA's runtime and cuBLAS"),
+        ("libcudart.so.12", "LD_LIBRARY_PATH=/usr/local/cuda/lib64"),
+        ("libgomp.so.1", "apt-get install libgomp1"),
+        ("libibverbs.so.1", "libibverbs.so.1 is missing; install it, or rebuild"),
+    ],
+)
+def test_a_library_that_is_missing_is_named_with_the_way_out(
+    name: str, way_out: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: str) -> None:
+        raise RuntimeError(
+            f"Failed to load shared library '/x/libllama.so': {name}: cannot open shared object file: No such file"
+        )
+
+    monkeypatch.setattr("importlib.import_module", fail)
+    with pytest.raises(LoadError, match=re.escape(way_out)) as caught:
+        load_bindings()
+    assert "Failed to load" not in caught.value.message
+
+
+def test_another_fault_of_the_library_is_mended_by_a_rebuild(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: str) -> None:
+        raise OSError("/x/libllama.so: undefined symbol: ggml_x")
+
+    monkeypatch.setattr("importlib.import_module", fail)
+    with pytest.raises(LoadError, match="undefined symbol: ggml_x; rebuild it with `make install`"):
+        load_bindings()
 
 
 def test_bindings_load_without_the_package_and_without_the_second_ggml() -> None:

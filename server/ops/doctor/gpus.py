@@ -72,7 +72,8 @@ def check_llama(
     answer = machine.python("-m", "server", "--list-devices")
     if answer.code:
         last = (answer.err.strip().splitlines() or [f"exit code {answer.code}"])[-1]
-        return [fail("llama.cpp", f"it does not start: {last.removeprefix('error: ')}", "run `make install` again")]
+        cause, _, way_out = last.removeprefix("error: ").partition("; ")
+        return [fail("llama.cpp", f"it does not start: {cause}", way_out or "run `make install` again")]
     devices = _DEVICE.findall(answer.out + "\n" + answer.err)
     gpus = [name for name in devices if not name.upper().startswith(("CPU", "RPC", "BLAS"))]
     listed = ", ".join(devices)

@@ -121,6 +121,11 @@ def test_a_llama_cpp_that_does_not_start_is_a_fault(tmp_path: Path) -> None:
     here = Machine(tmp_path, {}, None, lambda command: Answer(4, "", "x\nerror: libllama.so cannot be loaded\n"))
     (finding,) = check_llama(here, Subject())
     assert (finding.verdict, finding.found) == (Verdict.FAIL, "it does not start: libllama.so cannot be loaded")
+    assert finding.way_out == "run `make install` again"
+    said = "error: libllama.so cannot be loaded: libcuda.so.1 is missing; start it with --gpus all\n"
+    (finding,) = check_llama(Machine(tmp_path, {}, None, lambda command: Answer(4, "", said)), Subject())
+    assert finding.found == "it does not start: libllama.so cannot be loaded: libcuda.so.1 is missing"
+    assert finding.way_out == "start it with --gpus all"
 
 
 def test_the_cuda_library_is_found_beside_llama_cpps_own(tmp_path: Path) -> None:
