@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, TypeVar
 
 import msgspec
@@ -14,6 +15,8 @@ from server.errors import BodyTooLarge, InvalidRequest
 
 MAX_DEPTH = 128  # levels of nesting: more than any schema has, and far from Python's limit
 _BOM = b"\xef\xbb\xbf"
+_TRUNCATED = "Input data was truncated"  # msgspec's words
+_HALF_PAIR = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])")
 
 B = TypeVar("B", bound=Body)
 
@@ -51,7 +54,11 @@ def decode(body: bytes) -> dict[str, Any]:
     try:
         value = msgspec.json.decode(body.removeprefix(_BOM))
     except (msgspec.DecodeError, ValueError) as error:
-        raise InvalidRequest(f"the request body ({len(body)} bytes) is not valid JSON: {error}") from error
+        if not body.strip():
+            raise InvalidRequest("the request body is empty, but must be a JSON object") from error
+        raise InvalidRequest(
+            f"the request body ({len(body)} bytes) is not valid JSON: {_reason(error, body)}"
+        ) from error
     except RecursionError as error:
         raise _too_deep() from error
     if not isinstance(value, dict):
@@ -59,6 +66,13 @@ def decode(body: bytes) -> dict[str, Any]:
     if _is_deeper_than(value, MAX_DEPTH):
         raise _too_deep()
     return value
+
+
+def _reason(error: Exception, body: bytes) -> str:
+    """The decoder takes half of a surrogate pair at the end of a text for the end of all."""
+    if str(error) == _TRUNCATED and _HALF_PAIR.search(body):
+        return "a text holds half of a UTF-16 surrogate pair"
+    return str(error)
 
 
 def _too_deep() -> InvalidRequest:

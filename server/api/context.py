@@ -10,6 +10,7 @@ from starlette.types import Scope
 
 from server.api.options import ApiKey, HttpOptions, ModelNames
 from server.engine.client import EngineClient, EngineState
+from server.engine.messages import Timings
 from server.errors import ModelNotFound, Unavailable
 from server.generation import Generation
 from server.ops.metrics import Metrics
@@ -90,7 +91,11 @@ class Notes:
             finish_reason="+".join(dict.fromkeys(self.finish_reasons)),
             error_code=self.error_code,
             ttft_ms=None if self.first_text_at is None else (self.first_text_at - self.arrived_at) * 1e3,
-            timings=tuple(choice.timings for choice in choices),
+            timings=tuple(
+                # The engine tells how long a choice has waited when it starts; one that never did waited all the time.
+                choice.timings if choice.started else Timings(queue_ms=(now - self.arrived_at) * 1e3)
+                for choice in choices
+            ),
         )
 
 

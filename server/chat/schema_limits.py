@@ -63,7 +63,7 @@ class Limits:
     def unknown_type(self, name: object, path: str) -> None:
         """Raises InvalidRequest where the schema is strict."""
         shown = repr(name) if len(repr(name)) <= _SHOWN else f"{repr(name)[:_SHOWN]}…"
-        self._refuse_if_strict(f"{shown} at {path}/type is no JSON type; use {', '.join(sorted(ALL_TYPES))}")
+        self._refuse_if_strict(f"type {shown} at {path} is no JSON type; use {', '.join(sorted(ALL_TYPES))}")
         self.note(f"type {shown}", path)
 
     def _refuse_if_strict(self, why: str) -> None:

@@ -81,7 +81,7 @@ class Supervisor:
             reason = self._death_note()
             self._deaths_in_a_row = 1 if was_ready and self._finished_jobs() else self._deaths_in_a_row + 1
             self._consider(reason, was_ready=was_ready)
-            log.error("%s", reason)
+            log.error("%s; it is started again", reason)
             wait_s = min(MAX_BACKOFF_S, self._options.backoff_s * 2 ** (self._deaths_in_a_row - 1))
             restarts = self._client.status.restarts + 1
             retry_s = max(1, round(wait_s + 1))
@@ -229,4 +229,4 @@ class GaveUp(StartError):
     """The engine died too often."""
 
     code = "engine_gave_up"
-    exit_code = 6
+    exit_code = 7

@@ -47,7 +47,9 @@ async def test_a_request_may_wait_so_long_for_a_slot(stream: bool, ping: float |
         gate.open()
         assert [event async for event in held]
         await assert_idle(s.engine)
+        (record,) = await s.metrics.finished(1)
         metrics = (await s.http.get("/metrics")).text
+    assert record.timings[0].queue_ms >= 50  # that is where its time went
     begun = stream and ping == 0.01
     error = frames_of(response.text).data[-1]["error"] if begun else response.json()["error"]
     assert (error["code"], error["type"], error["reason"]) == (503, "unavailable_error", "queue_timeout")

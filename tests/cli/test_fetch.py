@@ -124,6 +124,7 @@ def test_a_bundle_is_a_folder_with_a_model_inside(tmp_path: Path) -> None:
         (("a/gated",), 6, "the model is gated or private; accept its terms"),
         (("glm-5.22",), 2, "did you mean glm-5.2"),
         (("tiny-glm",), 2, "is on this machine already"),
+        (("./x.gguf",), 2, "there is no 'x.gguf' here, and a path is nothing to fetch"),
         ((f"{REPO}:Q8_0", "--offline"), 6, "forbids fetching it"),
         ((f"{REPO}:Q8_0", "--limit-rate", "fast"), 2, "--limit-rate is 'fast', but must be bytes per second"),
         ((f"{REPO}:Q8_0", "--to", "/dev/null/x"), 6, "the folder '/dev/null/x' cannot be used: Not a directory"),

@@ -134,6 +134,10 @@ def _hub_name(call: Call) -> HubName:
     from server.store.names import parse_name
 
     name = parse_name(call["name"])
+    if isinstance(name, Path) and not name.exists():
+        raise ConfigError(
+            f"there is no '{name}' here, and a path is nothing to fetch; NAME is OWNER/REPO[:QUANT] or a recipe"
+        )
     if isinstance(name, Path):
         raise ConfigError(f"'{call['name']}' is on this machine already: '{name}'; give it to --gguf")
     if call["quant"]:
