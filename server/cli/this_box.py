@@ -77,8 +77,10 @@ def planned_text(first_shard: str, memory: Memory, environment: Mapping[str, str
         return ""
     if not gpus:
         where = "fits the RAM"
-    elif settled.n_cpu_moe or any(home is None for home in settled.plan.placement.blocks):
-        where = "with experts in RAM" if settled.n_cpu_moe else "with layers in RAM"
+    elif settled.n_cpu_moe:
+        where = "with experts in RAM"
+    elif any(home is None for home in settled.plan.placement.blocks):
+        where = "with layers in RAM"
     else:
         where = "fits the GPUs" if len(gpus) > 1 else "fits the GPU"
     return f"{where}, {tokens(settled.plan.cells.n_ctx_seq)} tokens"

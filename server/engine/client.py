@@ -324,8 +324,8 @@ class EngineClient:
     # ── the connection ───────────────────────────────────────────────────────────────────────────────────────────────
 
     async def connect(self, sock: socket.socket, options: EngineOptions) -> None:
-        """Give a new engine process its options and take events from it until the connection ends; then fail what was
-        open."""
+        """Give a new engine process its options and take events from it until the connection ends. What was open then
+        is the caller's to fail (`fail_all`)."""
         loop = asyncio.get_running_loop()
         _, connection = await loop.create_connection(lambda: EngineConnection(self._take), sock=sock)
         self._connection = connection
